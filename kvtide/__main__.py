@@ -1,0 +1,5 @@
+"""`python -m kvtide` is the same as `kvtide`."""
+
+from kvtide.cli import main
+
+main()
