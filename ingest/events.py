@@ -252,7 +252,7 @@ def _kind_of(value: bytes, headers: Mapping[str, bytes]) -> Kind:
         raise InvalidRecord("unknown_kind", f"header kind={kind!r}, expected one of {', '.join(KINDS)}", value)
     if version != str(SCHEMA_VERSION):
         raise InvalidRecord("unknown_schema", f"schema version {version!r}, this worker reads {SCHEMA_VERSION}", value)
-    return kind  # type: ignore[return-value]
+    return kind
 
 
 def _read(kind: Kind, value: bytes) -> pa.RecordBatch:

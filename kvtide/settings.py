@@ -17,9 +17,7 @@ def _setting(default: object, help_: str) -> object:
 class Settings:
     """Where things are and how the stream is cut. Build with `Settings.from_env()`."""
 
-    store: str = _setting(
-        "chdb://.kvtide/store", "ClickHouse: chdb://FOLDER (embedded) or http(s)://user:pw@host:port/db"
-    )  # type: ignore[assignment]
+    store: str = _setting("chdb://.kvtide/store", "ClickHouse: chdb://FOLDER (embedded) or http(s)://user:pw@host:port/db")  # type: ignore[assignment]
     log: str = _setting(".kvtide/log", "folder of the local event log (embedded mode)")  # type: ignore[assignment]
     kafka: str = _setting("", "bootstrap servers, host:port[,host:port]; empty means the local log")  # type: ignore[assignment]
     topic: str = _setting("kv.events", "event topic; the dead-letter topic is kv.dlq")  # type: ignore[assignment]
