@@ -1,0 +1,107 @@
+"""The project's SQL, read from the files beside this module: numbered migrations and named queries.
+
+A migration is plain SQL in `migrations/NNNN_name.sql`; once it has landed it is never edited, a change is the next number. Every statement
+can be run twice (`IF NOT EXISTS`, `OR REPLACE`), so a migration that died half-way is simply run again. Engines are single-server
+MergeTree; replication would be a placeholder for the engine clause, filled in by `Migration.statements`.
+
+A query is `queries/name.sql`. Its leading comment says what it answers; a line `-- :name = default  meaning` there documents a parameter
+and gives its default (in ClickHouse literal form without quotes); a parameter without such a line, or without `=`, must be passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_HEADER = re.compile(r"--\s*:(?P<name>\w+)(?:\s*=\s*(?P<default>'[^']*'|\S+))?\s*(?P<text>.*)")
+_PLACEHOLDER = re.compile(r"\{\s*(\w+)\s*:\s*([^{}]+?)\s*\}")
+# Quoted text and comments are one token each, so that a semicolon inside them does not end a statement.
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*"|`(?:[^`\\]|\\.)*`|--[^\n]*|/\*.*?\*/|;|[^'"`;/-]+|.""", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered step of the schema."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def statements(self) -> list[str]:
+        return split(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One named query: `title` is the first line of its header, `types` and `defaults` are by parameter name."""
+
+    name: str
+    text: str
+    title: str
+    types: dict[str, str]
+    defaults: dict[str, str]
+    meanings: dict[str, str]
+
+
+def split(text: str) -> list[str]:
+    """Statements of an SQL text without their closing semicolons and without comments before them; quotes and comments are respected."""
+    statements, current = [], ""
+    for token in _TOKEN.findall(text + ";"):
+        if token == ";":
+            if current.strip():
+                statements.append(current.strip())
+            current = ""
+        elif current.strip() or not token.startswith(("--", "/*")):
+            current += token
+    return statements
+
+
+def parameters(text: str) -> dict[str, str]:
+    """ClickHouse type of every `{name:Type}` placeholder of a query."""
+    return dict(_PLACEHOLDER.findall(text))
+
+
+def migrations() -> list[Migration]:
+    """All migrations by number. Raises `ValueError` for a misnamed file or a gap or repeat in the numbers."""
+    found = []
+    for entry, text in _texts("migrations"):
+        match = _FILE.fullmatch(entry)
+        if match is None:
+            raise ValueError(f"sql/migrations/{entry} is not named NNNN_name.sql")
+        found.append(Migration(int(match[1]), match[2], text))
+    numbers = [migration.number for migration in found]
+    if numbers != list(range(1, len(found) + 1)):
+        raise ValueError(f"migration numbers must run from 1 without gap or repeat, found {numbers}")
+    return found
+
+
+def queries() -> dict[str, Query]:
+    """All named queries, by name."""
+    return {entry.removesuffix(".sql"): _query(entry.removesuffix(".sql"), text) for entry, text in _texts("queries")}
+
+
+def _texts(folder: str) -> Iterator[tuple[str, str]]:
+    def name(entry: Traversable) -> str:
+        return entry.name
+
+    for entry in sorted(files(__name__).joinpath(folder).iterdir(), key=name):
+        if entry.name.endswith(".sql"):
+            yield entry.name, entry.read_text(encoding="utf-8")
+
+
+def _query(name: str, text: str) -> Query:
+    header = [line for line in text.splitlines() if line.startswith("--")]
+    lines = [match for match in map(_HEADER.fullmatch, header) if match]
+    title = header[0].removeprefix("--").strip() if header else ""
+    defaults = {m["name"]: m["default"].strip("'") for m in lines if m["default"] is not None}
+    return Query(name, text, title, parameters(text), defaults, {m["name"]: m["text"] for m in lines})
