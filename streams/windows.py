@@ -53,9 +53,9 @@ def _column(value: object, n: int) -> pa.Array:
         return pa.array([value], pa.string()).take(pa.array(np.zeros(n, np.int64)))
     if isinstance(value, (int, np.integer)):
         return pa.array(np.full(n, value, np.uint64))
-    if isinstance(value, pa.Array):
-        return value
-    return pa.array(value)
+    if isinstance(value, np.ndarray) and value.dtype == np.int64:
+        return pa.array(value.astype(np.uint64))  # counts; a chunked column needs one type
+    return value if isinstance(value, pa.Array) else pa.array(value)
 
 
 REUSE = ("tenant", "model", "block_size", "scope", "instance", "kind", "distance_from", "distance_to", "blocks", "positions")

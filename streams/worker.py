@@ -69,7 +69,7 @@ class ShardFactory(Protocol):
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one worker since it started, and three offsets: the next record's, the last checkpoint's, and the log's end as last seen."""
+    """Counters of one worker since it started, and three offsets: of the next record, the last checkpoint, and the log's end as last seen."""
 
     records: int = 0
     rows: int = 0
@@ -258,7 +258,8 @@ class PartitionWorker:
         if bad > self._dlq_ratio * RATIO_ROWS:
             raise BadRowRatio(
                 f"{self._where()}: {bad} of the last {len(self._recent)} rows break the contract "
-                f"(limit {self._dlq_ratio:.0%} of {RATIO_ROWS}); see their reasons in {DLQ_TOPIC} or dead_letter_raw, mend the producer, or raise KVTIDE_DLQ_RATIO"
+                f"(limit {self._dlq_ratio:.0%} of {RATIO_ROWS}); "
+                f"see their reasons in {DLQ_TOPIC} or dead_letter_raw, mend the producer, or raise KVTIDE_DLQ_RATIO"
             )
 
     def _gap(self, expected: int, found: int, mend: str) -> None:
