@@ -1,0 +1,135 @@
+"""Facts beside the identity that name a culprit, and the sentences that a diagnosis shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analytics.detectors import Load
+from analytics.frame import CAUSE_INDEX, Floats, Frame
+from analytics.identity import Decomposition
+
+Mask = NDArray[np.bool_]
+
+SHRUNK = -0.02
+GROWTH = 1.25
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Who could be behind a decline.
+
+    `neighbour` is the tenant whose stores grew most and whose allocations cost the others most ('' if nobody stands out or the fleet
+    shrank), `instance` the one that restarted or left. `capacity_change` is relative; `absent_share` of it (0 to 1) is instances that
+    were gone rather than smaller. `engine_change_points` is dH by the engines' own counters, None if unknown.
+    """
+
+    neighbour: str
+    neighbour_growth: float
+    neighbour_loss_points: float
+    instance: str
+    lost: int
+    capacity_change: float
+    absent_share: float
+    engine_change_points: float | None
+
+
+def suspects(view: Frame, frame: Frame, before: Mask, after: Mask) -> Suspects:
+    """Suspects of the change between two sets of windows; `view` is the frame limited to the tenants whose loss is explained."""
+    capacity, absent = _capacity(frame, before, after)
+    neighbour, growth, loss = _neighbour(view, frame, before, after) if capacity > SHRUNK else ("", 0.0, 0.0)
+    instance, lost = _instance(frame, before, after)
+    return Suspects(neighbour, growth, loss, instance, lost, capacity, absent, _engine_change(view, frame, before, after))
+
+
+def _neighbour(view: Frame, frame: Frame, before: Mask, after: Mask) -> tuple[str, float, float]:
+    """The tenant whose stores per minute rose by more than anybody else's, if its evictions also cost the others more than before."""
+    stored = frame.stored_blocks[after].mean(axis=0) - frame.stored_blocks[before].mean(axis=0)
+    taken = frame.taken_blocks[after].mean(axis=0) - frame.taken_blocks[before].mean(axis=0)
+    loss = _other_share(view, after) - _other_share(view, before)
+    for rise in (stored, taken):
+        culprit = int(np.argmax(rise))
+        old = float((frame.stored_blocks if rise is stored else frame.taken_blocks)[before, culprit].mean())
+        ratio = (old + float(rise[culprit])) / old if old else float("inf")
+        if rise[culprit] > 0 and ratio >= GROWTH and loss[culprit] > 0 and loss[culprit] >= 0.5 * np.clip(loss, 0, None).sum():
+            return frame.tenants[culprit], ratio, 100.0 * float(loss[culprit])
+    return "", 0.0, 0.0
+
+
+def _other_share(view: Frame, mask: Mask) -> Floats:
+    """Share of the prompt tokens that each tenant's allocations cost the others, by culprit."""
+    prompt = float(view.prompt_tokens[mask].sum())
+    return view.other_tokens[mask].sum(axis=(0, 1)) / prompt if prompt else np.zeros(len(view.tenants))
+
+
+def _capacity(frame: Frame, before: Mask, after: Mask) -> tuple[float, float]:
+    blocks, up = frame.fleet.capacity_blocks, frame.fleet.up
+    old, new = blocks[before].mean(axis=0), blocks[after].mean(axis=0)
+    if not old.sum():
+        return 0.0, 0.0
+    loss = float(old.sum() - new.sum())
+    size = np.divide(blocks[before].sum(axis=0), np.maximum(up[before].sum(axis=0), 1))
+    gone = float((np.clip(up[before].mean(axis=0) - up[after].mean(axis=0), 0, None) * size).sum())
+    return -loss / float(old.sum()), float(np.clip(gone / loss, 0, 1)) if loss > 0 else 0.0
+
+
+def _instance(frame: Frame, before: Mask, after: Mask) -> tuple[str, int]:
+    """The instance lost most often from the last baseline window on; '' if none was."""
+    if not frame.fleet.instances:
+        return "", 0
+    last = np.zeros_like(before)
+    last[np.flatnonzero(before)[-1] : np.flatnonzero(after)[-1] + 1] = True
+    lost = frame.fleet.lost[last].sum(axis=0)
+    worst = int(np.argmax(lost))
+    return (frame.fleet.instances[worst], int(lost.sum())) if lost[worst] else ("", 0)
+
+
+def _engine_change(view: Frame, frame: Frame, before: Mask, after: Mask) -> float | None:
+    """dH in points by the engines' counters; None where they cover less than 80 % or more than 120 % of the events' prompt tokens."""
+    if view is not frame:
+        return None
+    ratios = []
+    for mask in (before, after):
+        query = float(np.nansum(frame.fleet.engine_query_tokens[mask]))
+        prompt = float(frame.fleet.prompt_tokens[mask].sum())
+        if not prompt or not 0.8 <= query / prompt <= 1.2:
+            return None
+        ratios.append(float(np.nansum(frame.fleet.engine_hit_tokens[mask])) / query)
+    return 100.0 * (ratios[1] - ratios[0])
+
+
+def describe(
+    verdict: str, target: str, split: Decomposition, load: Load, contributions: Mapping[str, float], found: Suspects
+) -> Iterator[str]:
+    """Sentences with the figures that carry the verdict, the most important first."""
+    before, after = 100 * float(split.ratio_before), 100 * float(split.ratio_after)
+    yield f"Hit ratio {before:.1f} % -> {after:.1f} % ({after - before:+.1f} points)."
+    state = "flat" if load.flat else "not flat"
+    yield f"Load is {state}: requests {100 * load.requests:+.1f} %, prompt tokens {100 * load.prompt_tokens:+.1f} % per minute."
+    losses = sorted((item for item in contributions.items() if item[1] < -0.05), key=lambda item: item[1])
+    if losses:
+        yield "Largest losses: " + ", ".join(f"{cause} {points:+.1f}" for cause, points in losses[:4]) + " points."
+    if abs(found.capacity_change) > 0.005:
+        yield f"Cache capacity of the fleet changed by {100 * found.capacity_change:+.1f} %."
+    if found.instance:
+        yield f"{found.lost} loss(es) of cached state (restart, clear or removal), most on {found.instance}."
+    if found.neighbour:
+        grew = "from nothing" if not np.isfinite(found.neighbour_growth) else f"{found.neighbour_growth:.1f} times"
+        yield (f"{found.neighbour} stores grew {grew}; its allocations cost the others "
+               f"{found.neighbour_loss_points:.1f} points of their prompt tokens more than before.")  # fmt: skip
+    if verdict in ("tenant_reuse_shift", "tenant_mix_shift", "routing_migration", "prompt_shape") and target:
+        yield f"{target} carries most of it."
+    if verdict == "measurement" and found.engine_change_points is not None:
+        yield f"The engines' own counters moved by {found.engine_change_points:+.1f} points only: check the event path first."
+    elif found.engine_change_points is not None:
+        yield f"The engines' own counters agree: {found.engine_change_points:+.1f} points."
+
+
+def cause_series(frame: Frame) -> dict[str, Floats]:
+    """Share of the prompt tokens by cause and window [W]; 0 in empty windows."""
+    tokens = frame.tokens.sum(axis=1)
+    total = np.maximum(tokens.sum(axis=1), 1)
+    return {cause: tokens[:, index] / total for cause, index in CAUSE_INDEX.items()}
