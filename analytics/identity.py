@@ -71,12 +71,15 @@ def fit_prefill_cost(tokens: Floats, context: Floats, seconds: Floats) -> tuple[
 def decompose(before: NDArray[np.generic], after: NDArray[np.generic]) -> Decomposition:
     """Exact decomposition between two weight tables [..., T, K] with the hit in column 0.
 
-    A tenant absent from one side changes the mix only: its ratio there is taken to be that of the other side. All zeros give zeros.
+    A tenant absent from one side changes the mix only: its ratio there is taken to be that of the other side. A side with nothing at
+    all has no ratio and is taken to be the other side, so that the change is 0.
     Cost: O(size of the tables).
     """
     b, a = np.asarray(before, np.float64), np.asarray(after, np.float64)
     total_b, total_a = b.sum(axis=-1), a.sum(axis=-1)
     share_b, share_a = _divide(total_b, total_b.sum(axis=-1, keepdims=True)), _divide(total_a, total_a.sum(axis=-1, keepdims=True))
+    empty_b, empty_a = (total.sum(axis=-1, keepdims=True) == 0 for total in (total_b, total_a))
+    share_b, share_a = np.where(empty_b, share_a, share_b), np.where(empty_a, share_b, share_a)
     miss_b, miss_a = _divide(b, total_b[..., None]), _divide(a, total_a[..., None])
     only_after, only_before = (total_b == 0)[..., None], (total_a == 0)[..., None]
     miss_b, miss_a = np.where(only_after, miss_a, miss_b), np.where(only_before, miss_b, miss_a)
