@@ -36,6 +36,8 @@ FIRST_WAIT_S = 0.2
 # memory, read-only replica, unknown status of an insert, Keeper and object storage trouble.
 TRANSIENT = frozenset({32, 159, 202, 203, 209, 210, 225, 236, 241, 242, 252, 279, 319, 499, 999})
 UNKNOWN_TABLE, UNKNOWN_DATABASE, READONLY, AUTHENTICATION = 60, 81, 164, frozenset({192, 193, 194, 497, 516})
+SELECTING = frozenset({"SELECT", "WITH", "("})
+READING = SELECTING | {"SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK"}
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -149,12 +151,21 @@ class Store:
         return table
 
     def fetch(self, text: str, **params: object) -> Result:
-        """Rows of any statement with names and types, as `query` binds and fails; for people, not for bulk."""
+        """Rows of any statement with names and types, as `query` binds and fails; for people, not for bulk. A statement that reads
+        nothing gives no columns."""
+        bound = _bind(text, params)
+        word = next(iter(re.findall(r"\w+|\(", _body(text))), "").upper()
         try:
-            result = self._client.query(text, parameters=_bind(text, params))
+            if word not in READING:
+                self._client.command(text, parameters=bound)
+                return Result([], [], [])
+            result = self._client.query(text, parameters=bound)
+            names, types = list(result.column_names), [kind.name for kind in result.column_types]
+            if not names and word in SELECTING:  # the embedded engine names no columns where there are no rows
+                names, types = self._described(text, bound)
         except ClickHouseError as error:
             _raise(error, _first_line(text), self.address)
-        return Result(list(result.column_names), [kind.name for kind in result.column_types], [tuple(r) for r in result.result_rows])
+        return Result(names, types, [tuple(row) for row in result.result_rows])
 
     def rows(self, text: str, **params: object) -> list[dict[str, Any]]:
         """Rows of a SELECT as dicts of Python values; `Map` columns are dicts."""
@@ -192,12 +203,16 @@ class Store:
 
     def _restore_times(self, table: pa.Table, text: str, bound: dict[str, Any] | None) -> pa.Table:
         # ClickHouse writes DateTime to Arrow as bare uint32 seconds; only the query's own types tell them from counts.
-        described = self._client.query(f"DESCRIBE (\n{text.strip().rstrip(';')}\n)", parameters=bound)
-        for index, (_, kind, *_rest) in enumerate(described.result_rows):
+        for index, kind in enumerate(self._described(text, bound)[1]):
             if kind.removeprefix("Nullable(").startswith("DateTime") and table.schema.field(index).type == pa.uint32():
                 seconds = table.column(index).cast(pa.int64()).cast(pa.timestamp("s", "UTC"))
                 table = table.set_column(index, table.schema.field(index).name, seconds)
         return table
+
+    def _described(self, text: str, bound: dict[str, Any] | None) -> tuple[list[str], list[str]]:
+        """Names and types of a SELECT's columns, without running it."""
+        described = self._client.query(f"DESCRIBE (\n{text.strip().rstrip(';')}\n)", parameters=bound).result_rows
+        return [row[0] for row in described], [row[1] for row in described]
 
     # -- writing ---------------------------------------------------------------------------------------------------------------
 
@@ -398,7 +413,8 @@ def _raise(error: ClickHouseError, what: str, address: Address) -> NoReturn:
     code = error.code if isinstance(error, Error) else None
     line = _server_line(str(error))
     if code in (UNKNOWN_TABLE, UNKNOWN_DATABASE):
-        raise StoreError(f"{what}: {line}; run `kvtide migrate` if {address.shown} is new or old") from error
+        kind = QueryError if code == UNKNOWN_TABLE else StoreError
+        raise kind(f"{what}: {line}; run `kvtide migrate` if {address.shown} is new or old") from error
     if code in AUTHENTICATION:
         raise StoreError(f"{what}: {line}; check user and password in KVTIDE_STORE") from error
     if code == READONLY:
@@ -416,11 +432,15 @@ def _server_line(text: str) -> str:
     return re.sub(r"\s*\(version .*$", "", words.splitlines()[0])
 
 
+def _body(text: str) -> str:
+    """An SQL text without the comments before it."""
+    return next(iter(sql.split(text)), "")
+
+
 def _first_line(text: str) -> str:
     """The first line of an SQL text that is not a comment, shortened, to name it in an error."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("--")]
-    first = lines[0] if lines else ""
-    return f"query {first[:80]!r}" + ("..." if len(lines) > 1 or len(first) > 80 else "")
+    first, *more = _body(text).splitlines() or [""]
+    return f"query {first[:80]!r}" + ("..." if more or len(first) > 80 else "")
 
 
 def _without_password(url: str) -> str:
