@@ -64,7 +64,7 @@ class LocalLog:
     """
 
     def __init__(self, folder: str | Path, topic: str, partitions: int | None = None, *, read_only: bool = False) -> None:
-        self.topic = topic
+        self.topic, self.folder = topic, Path(folder)
         self._folder = Path(folder) / topic
         self._read_only = read_only
         self._lock: BinaryIO | None = None

@@ -69,7 +69,7 @@ class ShardFactory(Protocol):
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one worker since it started, and three offsets: of the next record, the last checkpoint, and the log's end as last seen."""
+    """Counters of one worker since it started, and the offsets of its next record, its last checkpoint, and the log's end as last seen."""
 
     records: int = 0
     rows: int = 0
