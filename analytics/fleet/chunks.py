@@ -1,4 +1,4 @@
-"""What a running fleet hands out: chunks of event columns, and the result per request."""
+"""What a running fleet hands out: chunks of event columns, with integer codes and one vocabulary."""
 
 from __future__ import annotations
 
@@ -107,31 +107,6 @@ class Chunk:
     access: AccessColumns
     residency: ResidencyColumns
     instance: InstanceColumns
-
-
-@dataclass(frozen=True)
-class FleetResult:
-    """Per request, by index in the workload: where it went, what it got, and the truth about what it missed.
-
-    Times are microseconds of the emulation; `ttft_us` is -1 for failed requests. `tokens` is [requests, len(CAUSES)] and sums to the
-    prompt; `cause_tenant` evicted most of its `capacity_other` blocks (-1: nobody).
-    """
-
-    workload: Workload
-    looked_up_us: Ints
-    instance: Ints
-    hit_tokens: Ints
-    queue_us: Ints
-    prefill_us: Ints
-    ttft_us: Ints
-    outcome: Ints
-    tokens: Ints
-    cause_tenant: Codes
-
-    @property
-    def hit_ratio(self) -> float:
-        """Hit tokens over prompt tokens of the whole run."""
-        return float(self.hit_tokens.sum() / max(int(self.workload.prompt_tokens.sum()), 1))
 
 
 def access_columns(rows: Ints, workload: Workload, epoch_us: int) -> AccessColumns:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from analytics.fleet import cache, truth
 from analytics.fleet.cache import CAPACITY, EVENTS, EVICTABLE, FREE, HIT_TOKENS, INCARNATION, LIVE, NEXT_SEQ, OBSERVED, QUERY_TOKENS
@@ -23,19 +22,19 @@ from analytics.fleet.chunks import (
     LIFECYCLE_REASONS,
     LIFECYCLES,
     Chunk,
-    FleetResult,
     Vocabulary,
     access_columns,
     instance_columns,
     residency_columns,
 )
 from analytics.fleet.faults import Fault, extent
+from analytics.fleet.prefill import BLOCKED, TOO_BIG, begin, prefill_us
+from analytics.fleet.result import FleetResult
 from analytics.fleet.routers import RouteRequest, RouterSpec, View
 from analytics.fleet.workload import Workload
 
 EPOCH_US = 1_735_689_600_000_000  # 2025-01-01T00:00:00Z
 CLOSING_US = 180_000_000  # the last heartbeat comes this much after the last event, so that every window closes
-BLOCKED, TOO_BIG = -1, -2
 _FINISH, _RELEASE, _UP, _FAULT = range(4)  # order among events of one microsecond; arrivals and heartbeats come after them
 _SERVED, _FAILED = 0, 1
 
@@ -74,36 +73,6 @@ class _Instance:
     closing: Fault | None = None
     removed: bool = False
     capacity_blocks: int = 0
-
-
-@njit(cache=True, nogil=True)
-def prefill_us(cost_a_s, cost_b_s, start, end):  # type: ignore[no-untyped-def]
-    """Microseconds to prefill tokens [start, end) of a prompt: docs/design.md section 1, prefill cost."""
-    return np.int64(np.rint(1e6 * (cost_a_s * (end - start) + cost_b_s * (end * end - start * start) / 2.0)))
-
-
-@njit(cache=True, nogil=True)
-def _begin(c, t, with_truth, r, ids, start, full, prompt, block_size, i, tenant, now, a, b, at_schedule, held):  # type: ignore[no-untyped-def]
-    """Look up, account, allocate and store for one request; leading run in blocks, BLOCKED or TOO_BIG."""
-    usable = min(full, max(prompt - 1, 0) // block_size)
-    too_big = held.size > c.instances[i, CAPACITY]
-    run = 0 if too_big else cache.lookup(c, i, ids, start, usable)
-    if not too_big and not cache.fits(c, i, ids, start, run, held.size):
-        return BLOCKED
-    c.counters[NEXT_SEQ] += 1  # the access row itself
-    c.instances[i, QUERY_TOKENS] += prompt
-    c.instances[i, HIT_TOKENS] += run * block_size
-    if with_truth:
-        truth.observe(c, t)
-        truth.attribute(c, t, r, i, ids, start, run, usable, prompt, block_size, tenant, now)
-        end_us = now if too_big else now + prefill_us(a, b, run * block_size, prompt)
-        truth.ask(c, t, i, ids, start, run, full, end_us)
-    if too_big:
-        return TOO_BIG
-    cache.allocate(c, i, ids, start, run, held.size, tenant, now, held)
-    if at_schedule:
-        cache.store(c, i, ids, start, run, full, now, held)
-    return run
 
 
 class Fleet:
@@ -247,7 +216,7 @@ class Fleet:
             start, prompt, held = self._start[r], self._prompt[r], np.empty(self._need[r], np.int32)
             self._make_room(2 * len(held))
             seq = int(caches.counters[NEXT_SEQ])
-            run = _begin(
+            run = begin(
                 self._caches, self._truth, self._with_truth, r, self._ids, start, self._start[r + 1] - start, prompt, w.block_size, i,
                 self._tenant[r], now, config.cost_a_s, config.cost_b_s, config.store_when == "schedule", held,
             )  # fmt: skip

@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 
 class RouteRequest(NamedTuple):
-    """What a router may know of a request; `number` is its index in the workload, `session` and `head` (dense id of the first block) are -1 where unknown."""
+    """What a router may know of a request.
+
+    `number` is its index in the workload; `session` and `head` (dense id of the first block) are -1 where unknown.
+    """
 
     number: int
     tenant: int
