@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import clickhouse_connect
 import pyarrow as pa
@@ -26,8 +25,9 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, Error, OperationalError
 
 import sql
+from ingest.address import Address, parse_url
 from ingest.columns import bind, fit
-from ingest.errors import KvtideError, UsageError
+from ingest.errors import KvtideError
 
 CHUNK_BYTES = 1 << 20
 INSERT_ATTEMPTS = 6
@@ -38,7 +38,6 @@ TRANSIENT = frozenset({32, 159, 202, 203, 209, 210, 225, 236, 241, 242, 252, 279
 UNKNOWN_TABLE, UNKNOWN_DATABASE, READONLY, AUTHENTICATION = 60, 81, 164, frozenset({192, 193, 194, 497, 516})
 SELECTING = frozenset({"SELECT", "WITH", "("})
 READING = SELECTING | {"SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK"}
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 
 
 class StoreError(KvtideError):
@@ -50,45 +49,12 @@ class QueryError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """A parsed store URL; `path` is set for an embedded store, `host` for a served one. `shown` has no password."""
-
-    shown: str
-    database: str
-    path: str | None = None
-    host: str = ""
-    port: int = 8123
-    user: str = "default"
-    password: str = ""
-    secure: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """Rows of a query with their column names and ClickHouse types; values are Python ones (u64 exact, times aware in UTC)."""
 
     columns: list[str]
     types: list[str]
     rows: list[tuple[Any, ...]]
-
-
-def parse_url(url: str) -> Address:
-    """Address of a store URL. Raises `UsageError` that names the two forms."""
-    parts = urlsplit(url)
-    if parts.scheme == "chdb":
-        path = unquote(parts.netloc + parts.path)
-        database = parse_qs(parts.query).get("database", ["kvtide"])[0]
-        if path and _IDENTIFIER.fullmatch(database):
-            return Address(url, database, path=path)
-    elif parts.scheme in ("http", "https") and parts.hostname:
-        secure = parts.scheme == "https"
-        database = unquote(parts.path.strip("/")) or "kvtide"
-        user = unquote(parts.username or "default")
-        port = parts.port or (8443 if secure else 8123)
-        shown = f"{parts.scheme}://{user}@{parts.hostname}:{port}/{database}"
-        if _IDENTIFIER.fullmatch(database):
-            return Address(shown, database, None, parts.hostname, port, user, unquote(parts.password or ""), secure)
-    raise UsageError(f"store URL {_without_password(url)!r} is neither chdb://FOLDER[?database=NAME] nor http(s)://user:pw@host:port/NAME")
 
 
 class Store:
@@ -383,13 +349,11 @@ def _connect_embedded(path: str, database: str, settings: dict[str, Any]) -> Cli
         if "different path" in text:
             opened = re.search(r"with path '([^']*)'", text)
             other = opened[1] if opened else "another folder"
-            raise StoreError(
-                f"store folder {path}: this process has {other} open, and may open one; use ?database=NAME in that one"
-            ) from error
+            mend = "an engine has one folder per process; use ?database=NAME in that one"
+            raise StoreError(f"store folder {path} cannot be opened beside {other}: {mend}") from error
         if "Error initializing" in text:
-            raise StoreError(
-                f"store folder {path} is open in another process{_holder(path)}; stop that one, or use a served store"
-            ) from error
+            mend = "stop that one, or use a served store (http://...)"
+            raise StoreError(f"store folder {path} is open in another process{_holder(path)}; {mend}") from error
         raise
 
 
@@ -441,10 +405,6 @@ def _first_line(text: str) -> str:
     """The first line of an SQL text that is not a comment, shortened, to name it in an error."""
     first, *more = _body(text).splitlines() or [""]
     return f"query {first[:80]!r}" + ("..." if more or len(first) > 80 else "")
-
-
-def _without_password(url: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
 
 def _bind(text: str, params: Mapping[str, object]) -> dict[str, Any] | None:

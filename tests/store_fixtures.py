@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ingest.store import Store, parse_url
+from ingest.address import parse_url
+from ingest.store import Store
 
 SERVER = os.environ.get("KVTIDE_TEST_CLICKHOUSE", "")
 BACKENDS = ["embedded", "served"] if SERVER else ["embedded"]

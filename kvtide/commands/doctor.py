@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ingest.address import parse_url
 from ingest.errors import KvtideError
-from ingest.store import Store, parse_url
+from ingest.store import Store
 from kvtide.settings import Settings
 
 LEAST_PYTHON = (3, 11)
