@@ -21,7 +21,8 @@ class TenantSpec:
     """One tenant's habits.
 
     `share` is its part of all requests. A session takes one of `heads` prompt heads of `head_blocks` blocks and a geometric number of
-    turns (mean `turns`); between turns it thinks an exponential time (mean `think_s`). Each turn adds a lognormal number of user
+    turns (mean `turns`); between turns it thinks an exponential time (mean `think_s`; with a `think_shape` other than 1 a gamma time of
+    that shape, the larger the more regular, as tool loops are). Each turn adds a lognormal number of user
     tokens to the prompt, and the previous turn's output (lognormal too, median and sigma of the logarithm). A session ends before its
     prompt would pass `max_prompt_tokens`.
     """
@@ -32,6 +33,7 @@ class TenantSpec:
     head_blocks: int = 8
     turns: float = 5.0
     think_s: float = 45.0
+    think_shape: float = 1.0
     user_tokens: float = 120.0
     user_sigma: float = 0.5
     output_tokens: float = 200.0
@@ -141,7 +143,7 @@ def _sessions(spec: TenantSpec, count: int, block_size: int, rng: np.random.Gene
     total = len(session)
     user = np.maximum(1, np.rint(rng.lognormal(np.log(spec.user_tokens), spec.user_sigma, total))).astype(np.int64)
     output = np.maximum(1, np.rint(rng.lognormal(np.log(spec.output_tokens), spec.output_sigma, total))).astype(np.int64)
-    think = rng.exponential(spec.think_s, total)
+    think = rng.gamma(spec.think_shape, spec.think_s / spec.think_shape, total)
     think[begin] = 0.0
     prompt = spec.head_blocks * block_size + _since(user + output, begin, session) - output
     kept = prompt <= spec.max_prompt_tokens

@@ -12,6 +12,7 @@ from analytics.fleet.workload import Codes, Ints, Workload
 
 SETTLE_S = 120.0  # what a decline needs to show itself in full
 BASELINE_S = 900.0
+WARM_S = 180.0  # caches start empty: what comes before says nothing
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def contributions(result: FleetResult, onset_s: float, baseline_s: float = BASEL
 
     They sum to the loss of hit ratio, which is minus the entry `hit`. Ratio points, 0.01 is one percentage point.
     """
-    before = result.cause_shares(max(0.0, onset_s - baseline_s), onset_s)
+    before = result.cause_shares(max(WARM_S, onset_s - baseline_s), onset_s)
     after = result.cause_shares(onset_s + settle_s)
     return {cause: after[cause] - before[cause] for cause in CAUSES}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -59,26 +59,27 @@ class Router(Protocol):
     def choose(self, request: RouteRequest, view: View) -> int: ...
 
 
-class _Seeded:
+class _LeastScore:
+    """Least score wins; equals take turns, from a seeded start, so that an idle fleet fills evenly."""
+
     needs_hits: ClassVar[bool] = False
 
     def __init__(self, seed: int = 0) -> None:
-        self._rng = random.Random(seed)
+        self._last = random.Random(seed).randrange(1 << 16)
 
-    def _least(self, score: npt.NDArray[np.generic], up: npt.NDArray[np.bool_]) -> int:
-        """Lowest score among the instances that are up; a seeded draw among equals."""
+    def _least(self, score: npt.NDArray[Any], up: npt.NDArray[np.bool_]) -> int:
         scores = score.tolist()
-        best: list[int] = []
-        lowest = float("inf")
-        for i, is_up in enumerate(up.tolist()):
-            if is_up and scores[i] < lowest:
-                lowest, best = scores[i], [i]
-            elif is_up and scores[i] == lowest:
-                best.append(i)
-        return best[0] if len(best) == 1 else best[self._rng.randrange(len(best))]
+        lowest, n = float("inf"), len(scores)
+        best = -1
+        for step in range(1, n + 1):
+            i = (self._last + step) % n
+            if scores[i] < lowest and up[i]:
+                lowest, best = scores[i], i
+        self._last = best
+        return best
 
 
-class WeightedSum(_Seeded):
+class WeightedSum(_LeastScore):
     """Least `w * (1 - hit ratio) + (1 - w) * load / largest load`: the fixed weighted sum that most gateways use.
 
     `w` is the cache weight, 0 to 1: with 1 only hits count, with 0 only load. Raises `ValueError` for others.
@@ -101,14 +102,14 @@ class WeightedSum(_Seeded):
         return self._least(score, view.up)
 
 
-class LeastLoad(_Seeded):
+class LeastLoad(_LeastScore):
     """The instance with the fewest prompt tokens waiting or running."""
 
     def choose(self, request: RouteRequest, view: View) -> int:
         return self._least(view.load_tokens, view.up)
 
 
-class SessionAffinity(_Seeded):
+class SessionAffinity(_LeastScore):
     """A session stays where its first request went (least load then); without a session, tenant and first block stand for one.
 
     A session whose instance is not up is placed anew and stays there.
@@ -127,8 +128,13 @@ class SessionAffinity(_Seeded):
         return home
 
 
-class Random(_Seeded):
+class Random:
     """Any instance that is up, all alike."""
+
+    needs_hits: ClassVar[bool] = False
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = random.Random(seed)
 
     def choose(self, request: RouteRequest, view: View) -> int:
         up = np.flatnonzero(view.up).tolist()
