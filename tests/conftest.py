@@ -1,1 +1,1 @@
-pytest_plugins = ["tests.store_fixtures"]
+pytest_plugins = ["tests.store_fixtures", "tests.kafka_fixtures"]

@@ -337,7 +337,7 @@ def test_local_loop_with_the_real_shard_gives_the_same_rows_however_often_it_is_
         stops, rng = 0, random.Random(5)
         broken = MemoryStore()
         while any(broken.saved.get(("kv.events", p), (0,))[0] < log.end_offset(p) for p in range(3)):
-            run_local(log, broken, ShardConfig(), stop=lambda: rng.random() < 0.05, checkpoint_s=0.0)
+            run_local(log, broken, ShardConfig(), stop=lambda: rng.random() < 0.3, checkpoint_s=0.0)
             stops += 1
         assert stops > 5
         assert broken.tables.keys() == calm.tables.keys() and len(calm.tables) > 3
