@@ -393,7 +393,7 @@ def _raise(error: ClickHouseError, what: str, address: Address) -> NoReturn:
 def _server_line(text: str) -> str:
     """First line of the server's own words in a client's message, without its version."""
     words = re.split(r"DB::Exception:\s*", text)[-1].strip() or text.strip() or "unknown error"
-    return re.sub(r"\s*\(version .*$", "", words.splitlines()[0])
+    return re.sub(r"\s*\((?:version|for url) .*$", "", words.splitlines()[0])
 
 
 def _body(text: str) -> str:

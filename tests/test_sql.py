@@ -101,8 +101,13 @@ def test_schema_is_what_is_declared(store: Store) -> None:
 def test_every_query_runs_on_an_empty_store(store: Store) -> None:
     for name, query in sql.queries().items():
         needed = {parameter: "a" for parameter in query.types if parameter not in query.defaults}
-        assert store.named(name, **needed).num_rows == 0, name
+        assert store.named(name, **needed).num_rows <= 1, name  # an aggregate without keys has one row
         assert store.fetch(query.text, **{**query.defaults, **needed}).columns, name
+
+
+def test_every_query_runs_on_a_filled_store(filled: Store) -> None:
+    for name, query in sql.queries().items():
+        filled.named(name, **{parameter: "a" for parameter in query.types if parameter not in query.defaults})
 
 
 def insert(store: Store, table: str, rows: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
