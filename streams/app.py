@@ -251,6 +251,53 @@ class Member:
             await self._loop.run_in_executor(self._pool, lambda: [worker.checkpoint() for worker in workers])
 
 
+class Group:
+    """Group members as threads of one process, each with its own loop and store connection; a context manager that stops them."""
+
+    def __init__(self, config: AppConfig, members: int = 1) -> None:
+        """Creates the topic and kv.dlq when absent. Raises `UsageError` for another partition count."""
+        ensure_topics(config.bootstrap, {config.topic: config.partitions, DLQ_TOPIC: 1})
+        self._config = config
+        self._ends = end_offsets(config.bootstrap, config.topic)
+        self._starts = start_offsets(config.bootstrap, config.topic)
+        log_id = topic_id(config.bootstrap, config.topic)
+        self.members = [Member(config, log_id, self._ends) for _ in range(members)]
+
+    def __enter__(self) -> Group:
+        for member in self.members:
+            member.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            member.stop()
+        for member in self.members:
+            member.thread.join(_STOP_S)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a member has ended or failed."""
+        return any(not member.thread.is_alive() or member.failure is not None for member in self.members)
+
+    def done(self) -> bool:
+        """Whether the group, in whatever processes, has committed all that the topic held when this object was made."""
+        config = self._config
+        committed = committed_offsets(config.bootstrap, config.group, config.topic)
+        return all(committed.get(partition, self._starts[partition]) >= end for partition, end in self._ends.items())
+
+    def stats(self) -> list[Stats]:
+        """Counters of all workers, past ones too."""
+        return [stats for member in self.members for stats in member.stats()]
+
+    def raise_failure(self) -> None:
+        """Raise the first failure of a member, or `KvtideError` for one that does not end."""
+        for member in self.members:
+            if member.failure is not None:
+                raise member.failure
+        if any(member.thread.is_alive() for member in self.members):
+            raise KvtideError(f"a worker did not stop within {_STOP_S:g} s; nothing is lost, start it again")
+
+
 def run_workers(
     config: AppConfig,
     members: int = 1,
@@ -258,49 +305,21 @@ def run_workers(
     progress: Callable[[list[Stats]], None] | None = None,
     stop: threading.Event | None = None,
 ) -> list[Stats]:
-    """Run group members in threads of this process until a signal, `stop`, or (with `until_end`) the end of the topic as it is now.
+    """Run group members until a signal, `stop`, or (with `until_end`) the end of the topic as it is now; returns all counters.
 
-    The topic and kv.dlq are created when absent. SIGTERM and SIGINT end in order: checkpoint, acknowledge, leave the group. The first
-    failure of a member stops all and is raised. With `until_end` the group has committed everything up to the end when it returns,
-    whichever processes did the work. Returns the counters of all workers.
+    SIGTERM and SIGINT end in order: checkpoint, acknowledge, leave the group. The first failure of a member stops all and is raised.
+    With `until_end` the group has committed everything up to the end on return, whichever processes did the work.
     """
-    ensure_topics(config.bootstrap, {config.topic: config.partitions, DLQ_TOPIC: 1})
-    ends = end_offsets(config.bootstrap, config.topic)
-    log_id = topic_id(config.bootstrap, config.topic)
-    crew = [Member(config, log_id, ends) for _ in range(members)]
     stop = stop or threading.Event()
     with _signals(stop):
-        for member in crew:
-            member.thread.start()
-        while not stop.wait(0.3):
-            if progress is not None:
-                progress([stats for member in crew for stats in member.stats()])
-            if any(not member.thread.is_alive() or member.failure is not None for member in crew):
-                break
-            if config.until_end and _is_done(config, ends):
-                break
-        for member in crew:
-            member.stop()
-        for member in crew:
-            member.thread.join(_STOP_S)
-    stats = [stats for member in crew for stats in member.stats()]
+        with Group(config, members) as group:
+            while not stop.wait(0.3) and not group.failed and not (config.until_end and group.done()):
+                if progress is not None:
+                    progress(group.stats())
+        group.raise_failure()
     if progress is not None:
-        progress(stats)
-    for member in crew:
-        if member.failure is not None:
-            raise member.failure
-        if member.thread.is_alive():
-            raise KvtideError(f"a worker did not stop within {_STOP_S:g} s; nothing is lost, start it again")
-    return stats
-
-
-def _is_done(config: AppConfig, ends: dict[int, int]) -> bool:
-    committed = committed_offsets(config.bootstrap, config.group, config.topic)
-    open_ = [partition for partition, end in ends.items() if committed.get(partition, 0) < end]
-    if not open_:
-        return True
-    starts = start_offsets(config.bootstrap, config.topic)
-    return all(partition not in committed and starts[partition] == ends[partition] for partition in open_)
+        progress(group.stats())
+    return group.stats()
 
 
 @contextmanager

@@ -1,0 +1,295 @@
+"""Real Apache Kafka and Faust: the same rows as the plain loop, through bad input, SIGKILL, rebalances and two members."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ingest.batching import Batcher
+from ingest.errors import KvtideError, UsageError
+from ingest.events import DLQ_TOPIC, to_batch
+from ingest.events import encode as encode_record
+from ingest.kafka import KafkaReader, KafkaSink, check, committed_offsets, end_offsets, ensure_topics
+from ingest.locallog import LocalLog
+from ingest.store import Store
+from streams.app import AppConfig, Group, run_workers
+from streams.local import run_local
+from streams.shard import ShardConfig
+from streams.worker import BadRowRatio, OffsetGap
+from tests.contract import Event, access, events
+from tests.dump_store import dump
+
+pytestmark = pytest.mark.kafka
+ROOT = Path(__file__).parent.parent
+SESSION_S = 0.9
+
+
+def _publish(kafka: str, topic: str, made: Sequence[Event], partitions: int, max_rows: int = 40) -> None:
+    ensure_topics(kafka, {topic: partitions, DLQ_TOPIC: 1})
+    sink = KafkaSink(kafka, topic)
+    batcher = Batcher(sink, partitions, max_rows=max_rows)
+    for event in made:
+        batcher.add(event)
+    batcher.flush()
+    sink.close()
+
+
+def _undisturbed(
+    folder: Path, store: Store, topic: str, made: Sequence[Event], partitions: int, max_rows: int = 40
+) -> dict[str, list[str]]:
+    """Rows of the plain loop over a local log of the same events."""
+    with LocalLog(folder, topic, partitions) as log:
+        batcher = Batcher(log, partitions, max_rows=max_rows)
+        for event in made:
+            batcher.add(event)
+        batcher.flush()
+        run_local(log, store, ShardConfig())
+    return dump(store)
+
+
+def _config(kafka: str, topic: str, url: str, partitions: int = 8, **options: object) -> AppConfig:
+    values = {"group": f"g.{topic}", "until_end": True, "session_timeout_s": SESSION_S, "checkpoint_s": 0.5, **options}
+    return AppConfig(bootstrap=kafka, topic=topic, open_store=lambda: Store.open(url), partitions=partitions, **values)  # type: ignore[arg-type]
+
+
+def _until(met: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds} s"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _second_store(store: Store, name: str) -> Iterator[tuple[Store, str]]:
+    """Another database of the test's engine."""
+    database = f"{store.address.database}_{name}"
+    assert store.address.path is not None
+    url = f"chdb://{store.address.path}?database={database}"
+    with Store.open(url) as other:
+        other.migrate()
+        yield other, url
+        other.command(f"DROP DATABASE {database}")
+
+
+@pytest.fixture
+def embedded(store: Store) -> Store:
+    if store.address.path is None:
+        pytest.skip("compares two databases of the embedded engine")
+    return store
+
+
+def _committed_all(kafka: str, topic: str, group: str) -> bool:
+    committed = committed_offsets(kafka, group, topic)
+    return all(committed.get(partition, 0) >= end for partition, end in end_offsets(kafka, topic).items())
+
+
+def test_two_members_and_one_give_the_rows_of_the_plain_loop(kafka: str, topic: str, embedded: Store, tmp_path: Path) -> None:
+    """The second member joins while the first works, each ends with 4 of 8 partitions, and no row differs."""
+    made = events(4000, tenants=24)
+    wanted = _undisturbed(tmp_path, embedded, topic, made, 8)
+    assert len(wanted["access_raw"]) == 4000 and len(wanted["cause_1m"]) > 100
+    ensure_topics(kafka, {topic: 8, DLQ_TOPIC: 1})
+    sink = KafkaSink(kafka, topic)
+    batcher = Batcher(sink, 8, max_rows=40)
+    with _second_store(embedded, "one") as (one, one_url), _second_store(embedded, "two") as (two, two_url):
+        config = _config(kafka, topic, two_url, until_end=False)
+        with Group(config) as first, Group(config) as second:
+            for event in made[: len(made) // 2]:
+                batcher.add(event)
+            sink.flush()
+            groups = (first, second)
+            _until(lambda: any(g.failed for g in groups) or all(len(g.members[0].assigned) == 4 for g in groups), "a fair share")
+            for event in made[len(made) // 2 :]:
+                batcher.add(event)
+            batcher.flush()
+            _until(lambda: any(g.failed for g in groups) or _committed_all(kafka, topic, config.group), "all committed")
+            worked = [sum(stats.records for stats in group.stats()) for group in groups]
+        for group in groups:
+            group.raise_failure()
+        assert min(worked) > 0 and sum(worked) >= batcher.records
+        assert dump(two) == wanted
+        run_workers(_config(kafka, topic, one_url, group=f"one.{topic}"))
+        assert dump(one) == wanted
+
+
+def test_bad_records_end_in_the_dead_letter_topic_with_their_bytes(kafka: str, topic: str, store: Store, store_url: str) -> None:
+    ensure_topics(kafka, {topic: 1, DLQ_TOPIC: 1})
+    sink = KafkaSink(kafka, topic, compression="zstd")
+    good = {"kind": b"access", "schema": b"1"}
+    batch = to_batch("access", [access(0), access(1, hit_tokens=10**6), access(2)])
+    sink.append_raw(0, good, b"\x00 no arrow")
+    sink.append_raw(0, good, b"")
+    sink.append_raw(0, {}, b"no headers")
+    sink.append_raw(0, {**good, "schema": b"99"}, b"of the future")
+    sink.append(0, encode_record("access", batch))
+    late = [access(3, ts_us=access(3).ts_us + 600_000_000)]
+    sink.append(0, encode_record("access", to_batch("access", late)))
+    sink.flush()
+    before = sum(end_offsets(kafka, DLQ_TOPIC).values())
+    run_workers(_config(kafka, topic, store_url, partitions=1))
+
+    with KafkaReader(kafka, DLQ_TOPIC, {0: before}) as reader:
+        letters = [letter for some in iter(lambda: reader.read(2.0, most=1), []) for letter in some]
+    found = [(int(letter.headers["kvtide.offset"]), letter.headers["kvtide.reason"], letter.value) for letter in letters]
+    assert found == [
+        (0, b"not_arrow", b"\x00 no arrow"),
+        (1, b"not_arrow", b""),
+        (2, b"unknown_kind", b"no headers"),
+        (3, b"unknown_schema", b"of the future"),
+        (4, b"hit_exceeds_prompt", encode_record("access", batch.slice(1, 1)).value),
+    ]
+    assert {letter.headers["kvtide.topic"] for letter in letters} == {topic.encode()}
+    rows = store.rows("SELECT offset, reason FROM dead_letter_raw ORDER BY offset")
+    assert [(row["offset"], row["reason"].encode()) for row in rows] == [(offset, reason) for offset, reason, _ in found]
+    assert [row["request_id"] for row in store.rows("SELECT request_id FROM access_raw ORDER BY ts")] == ["r0", "r2"]
+
+
+def test_a_failing_worker_stops_and_acknowledges_nothing_beyond_its_checkpoint(
+    kafka: str, topic: str, store_url: str, store: Store
+) -> None:
+    ensure_topics(kafka, {topic: 1, DLQ_TOPIC: 1})
+    sink = KafkaSink(kafka, topic)
+    for _ in range(700):
+        sink.append_raw(0, {}, b"junk")
+    sink.flush()
+    with pytest.raises(BadRowRatio):
+        run_workers(_config(kafka, topic, store_url, partitions=1, checkpoint_s=60.0))
+    assert committed_offsets(kafka, f"g.{topic}", topic) == {}
+    assert store.load_checkpoint(topic, 0) is None
+
+
+def test_a_committed_offset_ahead_of_the_checkpoint_stops_with_what_is_missing(
+    kafka: str, topic: str, embedded: Store, store_url: str
+) -> None:
+    """The group has gone on but the store is another one: its windows would miss all that was acknowledged."""
+    _publish(kafka, topic, events(300), 1)
+    run_workers(_config(kafka, topic, store_url, partitions=1))
+    end = end_offsets(kafka, topic)[0]
+    with _second_store(embedded, "fresh") as (_, url):
+        _publish(kafka, topic, events(10), 1)
+        with pytest.raises(OffsetGap, match=rf"records 0 to {end - 1} are missing"):
+            run_workers(_config(kafka, topic, url, partitions=1))
+
+
+def test_topics_keep_their_partition_count_and_a_missing_broker_is_named(kafka: str, topic: str) -> None:
+    ensure_topics(kafka, {topic: 3})
+    ensure_topics(kafka, {topic: 3})
+    with pytest.raises(UsageError, match="has 3 partitions, not 4; set KVTIDE_PARTITIONS=3"):
+        ensure_topics(kafka, {topic: 4})
+    assert "broker" in check(kafka)
+    with pytest.raises(KvtideError, match=r"no Kafka at 127.0.0.1:1: .*KVTIDE_KAFKA"):
+        check("127.0.0.1:1", timeout_s=1.0)
+
+
+def test_an_undelivered_record_is_an_error_at_flush(kafka: str, topic: str) -> None:
+    sink = KafkaSink(kafka, f"{topic}.absent", delivery_timeout_s=2.0)
+    sink.append_raw(0, {}, b"x")
+    with pytest.raises(KvtideError, match="was not delivered"):
+        sink.flush()
+
+
+def test_a_full_queue_makes_the_producer_wait_and_loses_nothing(kafka: str, topic: str) -> None:
+    ensure_topics(kafka, {topic: 1})
+    sink = KafkaSink(kafka, topic, queue_bytes=64 * 1024)
+    payloads = [bytes([i % 256]) * 20_000 for i in range(200)]
+    for payload in payloads:
+        sink.append_raw(0, {}, payload)
+    sink.flush()
+    with KafkaReader(kafka, topic) as reader:
+        read = [record.value for batch in iter(lambda: reader.read(2.0), []) for record in batch]
+    assert read == payloads and sink.delivered == 200
+
+
+class Killed:
+    """`kvtide work` in processes of its own that are killed and started again."""
+
+    def __init__(self, kafka: str, topic: str, url: str) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "kvtide",
+            "work",
+            "--kafka",
+            kafka,
+            "--store",
+            url,
+            "--topic",
+            topic,
+            "--group",
+            f"g.{topic}",
+        ]
+        self._command += ["--partitions", "4", "--checkpoint-s", "0.15", "--session-timeout-s", str(SESSION_S)]
+
+    def run_and_kill(self, rng: random.Random, portion: Callable[[], None]) -> str:
+        """Start, wait for the first progress line that shows work, kill a random moment later; returns what it had printed last."""
+        process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        portion()
+        last = ""
+        for line in process.stderr:
+            last = line.strip()
+            if " records " in line and " 0 records " not in line:
+                break
+        time.sleep(rng.uniform(0.0, 0.6))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, f"the worker ended by itself: {last}"
+        process.stderr.close()
+        return last
+
+    def finish(self) -> dict[str, int]:
+        """Run to the end of the topic in peace."""
+        done = subprocess.run([*self._command, "--until-end", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def sigterm(self) -> int:
+        """Start, let it work, end it in order; returns its exit code."""
+        process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if " records " in line:
+                break
+        process.terminate()
+        process.communicate(timeout=40)
+        return process.returncode
+
+
+@pytest.mark.slow
+def test_ten_sigkills_at_random_points_leave_the_rows_of_an_undisturbed_run(
+    kafka: str, topic: str, embedded: Store, tmp_path: Path
+) -> None:
+    made = events(6000, tenants=12)
+    wanted = _undisturbed(tmp_path / "log", embedded, topic, made, 4, max_rows=20)
+    ensure_topics(kafka, {topic: 4, DLQ_TOPIC: 1})
+    sink, rng = KafkaSink(kafka, topic), random.Random(7)
+    batcher = Batcher(sink, 4, max_rows=20)
+    rest = iter(made)
+
+    def portion() -> None:
+        for _ in range(len(made) // 12):
+            batcher.add(next(rest))
+        sink.flush()
+
+    url = f"chdb://{tmp_path / 'killed'}"
+    worker = Killed(kafka, topic, url)
+    seen = [worker.run_and_kill(rng, portion) for _ in range(10)]
+    assert worker.sigterm() == 0
+    for event in rest:
+        batcher.add(event)
+    batcher.flush()
+    stats = worker.finish()
+    print(f"{len(seen)} kills; last lines {seen}; then {stats}")
+    assert stats["lag"] == 0
+    read = subprocess.run([sys.executable, "-m", "tests.dump_store", url], cwd=ROOT, capture_output=True, text=True, check=True)
+    got = json.loads(read.stdout)
+    assert {name: len(rows) for name, rows in got.items()} == {name: len(rows) for name, rows in wanted.items()}
+    assert got == wanted
