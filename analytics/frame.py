@@ -66,7 +66,7 @@ class ReuseTimes:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetWindows:
     """Per window and instance [W, I]: load, timings (sums over the requests that carry them, with their count) and capacity.
 
     `capacity_blocks` is 0 where the instance was not up, `lost` counts its restarts, clears and removals. `engine_*_tokens` are the
@@ -91,8 +91,8 @@ class Fleet:
     engine_hit_tokens: Floats
 
     @classmethod
-    def build(cls, windows: int, instances: tuple[str, ...], given: Mapping[str, Any]) -> Fleet:
-        """Fleet from the columns in `given` ([W, I] each); the others are zeros (NaN for the engine counters)."""
+    def build(cls, windows: int, instances: tuple[str, ...], given: Mapping[str, Any]) -> FleetWindows:
+        """FleetWindows from the columns in `given` ([W, I] each); the others are zeros (NaN for the engine counters)."""
         shape = (windows, len(instances))
         columns: dict[str, Any] = {}
         for name, type_ in cls.__annotations__.items():
@@ -125,7 +125,7 @@ class Frame:
     other_tokens: Ints
     stored_blocks: Ints
     taken_blocks: Ints
-    fleet: Fleet
+    fleet: FleetWindows
     reuse: ReuseTimes
     width_s: float = 60.0
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from analytics.advisor import Service
 from analytics.diagnosis import Diagnosis
-from analytics.frame import CAUSE_INDEX, CAUSES, REUSE_KINDS, Fleet, Floats, Frame, ReuseTimes, Span
+from analytics.frame import CAUSE_INDEX, CAUSES, REUSE_KINDS, FleetWindows, Floats, Frame, ReuseTimes, Span
 from ingest.errors import KvtideError
 from ingest.store import Store
 
@@ -198,7 +198,7 @@ def _turnover(table: pa.Table, axes: _Axes) -> tuple[NDArray[np.int64], NDArray[
     return stored, taken
 
 
-def _fleet(series: pa.Table, causes: pa.Table, state: pa.Table, axes: _Axes) -> Fleet:
+def _fleet(series: pa.Table, causes: pa.Table, state: pa.Table, axes: _Axes) -> FleetWindows:
     columns = ("requests", "prompt_tokens", "hit_tokens", "queue_s", "queue_known", "prefill_s", "prefill_known", "ttft_s", "ttft_known")
     given: dict[str, Any] = {name: axes.table(series, name, "instance") for name in columns}
     causes = _inside(axes, causes)
@@ -206,7 +206,7 @@ def _fleet(series: pa.Table, causes: pa.Table, state: pa.Table, axes: _Axes) -> 
     given["hit_context"] = axes.table(causes.filter(is_hit), "token_context", "instance")
     given["miss_context"] = axes.table(causes, "token_context", "instance") - given["hit_context"]
     given.update(_state(state, axes))
-    return Fleet.build(axes.window_s.size, axes.instances, given)
+    return FleetWindows.build(axes.window_s.size, axes.instances, given)
 
 
 def _state(state: pa.Table, axes: _Axes) -> dict[str, Floats]:

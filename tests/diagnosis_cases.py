@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analytics.frame import CAUSE_INDEX, CAUSES, Fleet, Frame, ReuseTimes
+from analytics.frame import CAUSE_INDEX, CAUSES, FleetWindows, Frame, ReuseTimes
 
 WINDOWS, ONSET = 40, 22
 TENANTS = ("chat", "code", "scan")
@@ -94,7 +94,7 @@ def frame(
     )
 
 
-def _fleet(tokens: np.ndarray[Any, Any], capacity_after: float, down: str | None, engine_shift: float) -> Fleet:
+def _fleet(tokens: np.ndarray[Any, Any], capacity_after: float, down: str | None, engine_shift: float) -> FleetWindows:
     n = len(INSTANCES)
     capacity = np.full((WINDOWS, n), 60_000.0)
     capacity[ONSET:] *= capacity_after
@@ -110,7 +110,7 @@ def _fleet(tokens: np.ndarray[Any, Any], capacity_after: float, down: str | None
     prefill_s = 4e-5 * miss + 1e-9 * miss * 2000.0
     engine_hit = hit.copy()
     engine_hit[ONSET:] += engine_shift * prompt[ONSET:]
-    return Fleet.build(
+    return FleetWindows.build(
         WINDOWS,
         INSTANCES,
         {

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from analytics.advisor import Advice, ScalePolicy, Service, advise_route, advise_scale, scale_options
-from analytics.frame import Fleet, Frame, ReuseTimes
-from tests.diagnosis_cases import frame
+from analytics.frame import FleetWindows, Frame, ReuseTimes
+from tests.diagnosis_cases import CASES, frame
 
 
 def scaled(base: Frame, *, load: float = 1.0, capacity: float = 1.0) -> Frame:
@@ -79,6 +79,14 @@ def test_hold_says_why_not_down(steady: Frame) -> None:
     assert slow is not None and slow.kind == "scale_hold" and "busy" in slow.evidence[0]
 
 
+def test_routing_comes_before_scaling() -> None:
+    astray = scaled(frame(**CASES["routing_migration"]), capacity=0.15)
+    advice = advise_scale(astray)
+    assert advice is not None and advice.kind == "scale_hold" and "routing" in advice.evidence[0]
+    busy = advise_scale(scaled(astray, load=16.0))
+    assert busy is not None and busy.kind == "scale_up"
+
+
 def test_target_for_ttft_is_met(steady: Frame) -> None:
     busy = scaled(steady, load=9.0, capacity=50.0)
     now = scale_options(busy, changes=(0,))[0]
@@ -95,7 +103,7 @@ def test_service_spread_anchors_the_tail_at_what_was_observed(steady: Frame) -> 
 
 
 def test_fleets_that_say_nothing_give_no_advice(steady: Frame) -> None:
-    silent = replace(steady, fleet=Fleet.build(steady.windows, (), {}))
+    silent = replace(steady, fleet=FleetWindows.build(steady.windows, (), {}))
     assert advise_scale(silent, np.ones(steady.windows, bool)) is None
     blind = advise_scale(replace(steady, reuse=ReuseTimes.empty()))
     assert blind is not None and blind.confidence <= 0.1

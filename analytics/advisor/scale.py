@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytics.advisor.advice import Advice
-from analytics.frame import Floats, Frame
+from analytics.frame import CAUSE_INDEX, Floats, Frame
 from analytics.identity import fit_prefill_cost
 from analytics.pool import ReuseHistogram, instances_hit_ratio
 from analytics.queueing import Queue
 
 Mask = NDArray[np.bool_]
 CHANGES = (-1, 0, 1, 2)
+UNSETTLED_ROUTING = 0.05
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ class _Today:
     overhead_s: float
     wait_s: float | None
     measured: bool
+    routing_ratio: float
+
+    @property
+    def unsettled(self) -> bool:
+        """True while routing costs so many hits that counting instances is premature: whole sessions do not stay together."""
+        return self.routing_ratio > UNSETTLED_ROUTING
 
     @property
     def instances(self) -> int:
@@ -121,7 +128,7 @@ def advise_scale(
         return None
     options = _options(today, service)
     now = next(option for option in options if option.instances == today.instances)
-    best, reasons = _choose(options, now, policy)
+    best, reasons = _choose(options, now, policy, today.unsettled)
     kind = "scale_hold" if best is now else "scale_up" if best.instances > now.instances else "scale_down"
     target = {"scale_hold": "fleet:0", "scale_up": f"fleet:+{best.instances - now.instances}"}.get(kind) or _cheapest(frame, mask)
     spread = _spread(today, best)
@@ -210,6 +217,7 @@ def _today(frame: Frame, mask: Mask) -> _Today | None:
         overhead_s=_overhead(frame, mask, wait),
         wait_s=wait,
         measured=bool(known),
+        routing_ratio=float(frame.tokens[mask][:, :, CAUSE_INDEX["routing"]].sum()) / max(float(frame.prompt_tokens[mask].sum()), 1.0),
     )
 
 
@@ -235,7 +243,7 @@ def _overhead(frame: Frame, mask: Mask, wait_s: float | None) -> float:
     return max(0.0, ttft - (wait_s or 0.0) - float(fleet.prefill_s[mask].sum()) / float(fleet.prefill_known[mask].sum()))
 
 
-def _choose(options: list[Option], now: Option, policy: ScalePolicy) -> tuple[Option, list[str]]:
+def _choose(options: list[Option], now: Option, policy: ScalePolicy, unsettled: bool) -> tuple[Option, list[str]]:
     """The option to take and why; today's one with the reason against its neighbours if none is better."""
     more = [option for option in options if option.instances > now.instances]
     if now.utilisation > policy.max_utilisation and more:
@@ -245,6 +253,8 @@ def _choose(options: list[Option], now: Option, policy: ScalePolicy) -> tuple[Op
     if target is not None and now.ttft_p99_s > target and more:
         best = next((option for option in more if option.ttft_p99_s <= target), more[-1])
         return best, [f"TTFT p99 is {now.ttft_p99_s:.2f} s, above the target of {target:.2f} s."]
+    if unsettled:
+        return now, ["Requests are routed away from their cached prefixes: mend the routing before the number of instances."]
     worth = [option for option in more if option.hit_ratio - now.hit_ratio >= policy.min_hit_gain * (option.instances - now.instances)]
     if worth:
         gain = 100 * (worth[-1].hit_ratio - now.hit_ratio)
@@ -287,9 +297,11 @@ def _spread(today: _Today, option: Option) -> float:
 
 
 def _confidence(today: _Today) -> float:
-    """1 less ten times the miss of the reuse-time model today, at most 0.95; 0.6 of that if prefill times were not measured."""
+    """1 less ten times the miss of the reuse-time model today, at most 0.95; 0.6 of that if prefill times were not measured, or
+    if requests are routed away from their prefixes.
+    """
     agreement = min(max(1.0 - 10.0 * max(abs(today.model_hit_ratio - today.hit_ratio) - 0.01, 0.0), 0.1), 0.95)
-    return round(agreement * (1.0 if today.measured else 0.6), 3)
+    return round(agreement * (1.0 if today.measured else 0.6) * (0.6 if today.unsettled else 1.0), 3)
 
 
 def _ordered(a: float, b: float) -> tuple[float, float]:
