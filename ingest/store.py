@@ -102,10 +102,10 @@ class Store:
 
     # -- reading ---------------------------------------------------------------------------------------------------------------
 
-    def query(self, text: str, **params: object) -> pa.Table:
+    def query(self, text: str, /, **params: object) -> pa.Table:
         """Arrow table of a SELECT whose `{name:Type}` placeholders are `params`; `DateTime` columns are `timestamp[s, UTC]`.
 
-        Raises `QueryError` for wrong SQL or parameters and `StoreError` for a missing table. Cost: the query plus a zero-copy read.
+        Raises `QueryError` for wrong SQL or parameters or a missing table. Cost: the query plus a zero-copy read.
         """
         bound = _bind(text, params)
         try:
@@ -116,7 +116,7 @@ class Store:
             _raise(error, _first_line(text), self.address)
         return table
 
-    def fetch(self, text: str, **params: object) -> Result:
+    def fetch(self, text: str, /, **params: object) -> Result:
         """Rows of any statement with names and types, as `query` binds and fails; for people, not for bulk. A statement that reads
         nothing gives no columns."""
         bound = _bind(text, params)
@@ -133,31 +133,21 @@ class Store:
             _raise(error, _first_line(text), self.address)
         return Result(names, types, [tuple(row) for row in result.result_rows])
 
-    def rows(self, text: str, **params: object) -> list[dict[str, Any]]:
+    def rows(self, text: str, /, **params: object) -> list[dict[str, Any]]:
         """Rows of a SELECT as dicts of Python values; `Map` columns are dicts."""
         result = self.fetch(text, **params)
         return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
 
-    def named(self, name: str, **params: object) -> pa.Table:
-        """Arrow table of `sql/queries/<name>.sql`; parameters not given take the defaults of its header."""
-        query, full = self.named_query(name, params)
-        return self.query(query.text, **full)
+    def named(self, name: str, /, **params: object) -> pa.Table:
+        """Arrow table of `sql/queries/<name>.sql`; parameters not given take the defaults of its header.
 
-    @staticmethod
-    def named_query(name: str, params: Mapping[str, object]) -> tuple[sql.Query, dict[str, object]]:
-        """A query of `sql/queries` with its full parameters. Raises `QueryError` for an unknown name or parameter, or a missing one."""
-        known = sql.queries()
-        if name not in known:
-            raise QueryError(f"no query named {name!r}; there are {', '.join(known)}")
-        query = known[name]
-        full = {**query.defaults, **params}
-        missing = [p for p in query.types if p not in full]
-        unknown = [p for p in full if p not in query.types]
-        if missing or unknown:
-            takes = ", ".join(f"{p} {t}" for p, t in query.types.items()) or "none"
-            what = f"misses {', '.join(missing)}" if missing else f"does not take {', '.join(unknown)}"
-            raise QueryError(f"query {name} {what}; its parameters: {takes}")
-        return query, full
+        Raises `QueryError` for an unknown name or parameter, or a missing one.
+        """
+        try:
+            query, full = sql.complete(name, params)
+        except ValueError as error:
+            raise QueryError(str(error)) from error
+        return self.query(query.text, **full)
 
     def command(self, text: str) -> None:
         """Run one statement that returns nothing."""
@@ -339,6 +329,8 @@ def _connect(address: Address, database: str, settings: dict[str, Any]) -> Clien
 def _connect_embedded(path: str, database: str, settings: dict[str, Any]) -> Client:
     try:
         os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise StoreError(f"store folder {path} cannot be written; choose another in KVTIDE_STORE")
         return clickhouse_connect.get_client(interface="chdb", path=path, database=database, settings=settings, tz_mode="aware")
     except ImportError as error:
         raise StoreError("an embedded store needs chdb; run `pip install 'kvtide[embedded]'`, or set KVTIDE_STORE to a server") from error
@@ -352,19 +344,20 @@ def _connect_embedded(path: str, database: str, settings: dict[str, Any]) -> Cli
             mend = "an engine has one folder per process; use ?database=NAME in that one"
             raise StoreError(f"store folder {path} cannot be opened beside {other}: {mend}") from error
         if "Error initializing" in text:
-            mend = "stop that one, or use a served store (http://...)"
-            raise StoreError(f"store folder {path} is open in another process{_holder(path)}; {mend}") from error
+            holder = _holder(path)
+            why = f"is open in another process (pid {holder})" if holder else "does not open; another process may have it"
+            raise StoreError(f"store folder {path} {why}; stop that one, or use a served store (http://...)") from error
         raise
 
 
 def _holder(path: str) -> str:
-    """` (pid N)` of the process that holds an embedded store, where its status file says so."""
+    """Id of the process that holds an embedded store, where the engine's status file says so."""
     try:
         with open(os.path.join(path, "status"), encoding="utf-8") as status:
             match = re.match(r"PID: (\d+)", status.read(64))
     except OSError:
         return ""
-    return f" (pid {match[1]})" if match else ""
+    return match[1] if match else ""
 
 
 def _is_transient(error: ClickHouseError) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -88,6 +88,25 @@ def migrations() -> list[Migration]:
 def queries() -> dict[str, Query]:
     """All named queries, by name."""
     return {entry.removesuffix(".sql"): _query(entry.removesuffix(".sql"), text) for entry, text in _texts("queries")}
+
+
+def complete(name: str, params: Mapping[str, object]) -> tuple[Query, dict[str, object]]:
+    """A named query with its full parameters, the defaults of its header filled in.
+
+    Raises `ValueError` for an unknown name or parameter, or a missing one; it lists those that there are.
+    """
+    known = queries()
+    if name not in known:
+        raise ValueError(f"no query named {name!r}; there are {', '.join(known)}")
+    query = known[name]
+    full = {**query.defaults, **params}
+    missing = [parameter for parameter in query.types if parameter not in full]
+    unknown = [parameter for parameter in full if parameter not in query.types]
+    if missing or unknown:
+        takes = ", ".join(f"{parameter} {kind}" for parameter, kind in query.types.items()) or "none"
+        what = f"misses {', '.join(missing)}" if missing else f"does not take {', '.join(unknown)}"
+        raise ValueError(f"query {name} {what}; its parameters: {takes}")
+    return query, full
 
 
 def _texts(folder: str) -> Iterator[tuple[str, str]]:

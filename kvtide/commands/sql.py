@@ -48,15 +48,18 @@ def command(
         return
     if (text is None) == (named is None):
         raise UsageError("give a query, or --named NAME (kvtide sql --list shows the names)")
-    given = dict(_pair(item) for item in params)
+    given: dict[str, object] = dict(_pair(item) for item in params)
+    if named is not None:
+        try:
+            query, given = sql.complete(named, given)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        text = query.text
     try:
-        if named is not None:
-            query, full = Store.named_query(named, given)
-            text, given = query.text, {name: str(value) for name, value in full.items()}
         with Store.open(Settings.from_env(store=url).store, readonly=not write) as store:
             result = store.fetch(sys.stdin.read() if text == "-" else str(text), **given)
     except QueryError as error:
-        raise UsageError(f"{error}{'' if write or 'only read' not in str(error) else ' (--write allows more)'}") from error
+        raise UsageError(f"{error}{' (--write allows more)' if 'may only read' in str(error) else ''}") from error
     PRINTERS[form](result)
 
 
