@@ -16,8 +16,6 @@ from analytics.fleet.routers import RouterSpec
 from analytics.fleet.workload import Workload
 
 MINUTES = 40.0
-# Cost of a 70B-class model on one Prefill instance: about 5000 tokens/s on short prompts.
-_COSTS = {"cost_a_s": 2e-4, "cost_b_s": 2e-8}
 _STICKY = RouterSpec("session_affinity")
 _LOAD_ONLY = RouterSpec("weighted_sum", {"w": 0.0})
 
@@ -64,6 +62,11 @@ class Scenario:
         return Fleet(self.config, self.workload, self.router, self.faults, self.seed, epoch_us=epoch_us, with_truth=with_truth)
 
 
+def _config(capacity_blocks: int, seed: int) -> FleetConfig:
+    # Cost of a 70B-class model on one Prefill instance: about 5000 tokens/s on short prompts.
+    return FleetConfig(capacity_blocks=capacity_blocks, cost_a_s=2e-4, cost_b_s=2e-8, seed=seed)
+
+
 def mixed_load(seed: int, minutes: float = MINUTES, requests_per_s: float = 6.0, block_size: int = 64) -> Workload:
     """Six tenants with unlike habits: chat, agents, retrieval, code, support and batch. About 14,400 requests in 40 minutes."""
     return generate(MIXED, minutes=minutes, requests_per_s=requests_per_s, block_size=block_size, seed=seed, arrivals="paced")
@@ -87,7 +90,7 @@ def _mixed(
 ) -> Scenario:
     onset_s = minutes * 30.0
     workload = load(mixed_load(seed, minutes), onset_s)
-    config = FleetConfig(capacity_blocks=8000, seed=seed, **_COSTS)
+    config = _config(8000, seed)
     return Scenario(name, workload, config, _STICKY, schedule, name, causes, onset_s, description, target, seed)
 
 
@@ -134,10 +137,10 @@ def tenant_reuse_shift(seed: int = 0, minutes: float = MINUTES, tenant: str = "a
     )
 
 
-def noisy_neighbour(seed: int = 0, minutes: float = MINUTES, tenant: str = "batch", capacity_blocks: int = 4550) -> Scenario:
+def noisy_neighbour(seed: int = 0, minutes: float = MINUTES, tenant: str = "batch", capacity_blocks: int = 4450) -> Scenario:
     """A small tenant starts to scan: its prompts are never asked for again and push its neighbours' sessions out."""
     onset_s = minutes * 30.0
-    config = FleetConfig(capacity_blocks=capacity_blocks, seed=seed, **_COSTS)
+    config = _config(capacity_blocks, seed)
     workload = scan(loop_load(seed, minutes), tenant, onset_s)
     text = f"Tenant {tenant} begins to scan: unique prompts, same number and length; its blocks evict the other tenants'."
     return Scenario("noisy_neighbour", workload, config, _STICKY, (), "noisy_neighbour", ("capacity_other",), onset_s, text, tenant, seed)
