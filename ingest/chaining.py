@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,14 +45,15 @@ def scope_key(ids: Hashes, scope: int) -> Hashes:
     return mix64(ids + np.uint64(scope & _MASK))
 
 
-def chain_hashes(components: Sequence[int]) -> Hashes:
-    """Chained hashes of a component sequence: entry i commits to components 0..i and their order. Cost: about 1 us a component."""
-    out = np.empty(len(components), dtype=np.uint64)
-    state = GOLDEN
-    for i, component in enumerate(components):
-        state = mix64_int(state + mix64_int(component + GOLDEN) * GOLDEN)
-        out[i] = state
-    return out
+def chain_hashes(ids: Hashes) -> Hashes:
+    """Chained hashes of content ids: entry i commits to ids 0..i and their order, so it can stand for a block of prefix KV.
+
+    A running sum of scrambled ids, each times an odd weight of its position, scrambled again: chains that differ in one id never agree
+    behind it, others practically never. Cost: vectorised, about 10 ns an id.
+    """
+    positions = np.arange(1, len(ids) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    weights = mix64(positions) | np.uint64(1)
+    return mix64(np.cumsum(mix64(ids + np.uint64(GOLDEN)) * weights, dtype=np.uint64) + positions)
 
 
 def recut(chain: Hashes, component_tokens: NDArray[np.int32], prompt_tokens: int, block_size: int) -> Hashes:

@@ -16,6 +16,9 @@ from ingest.sources.tenants import zipf_tenants
 
 __all__ = ["SOURCES", "Source", "TraceRequest", "read_trace"]
 
+# Merging keeps every input open; the usual limit is 1024 files.
+MAX_MERGED = 256
+
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (mooncake.SOURCE, weka.SOURCE, ragpulse.SOURCE, dynamo.SOURCE, qwen.SOURCE, tables.BURSTGPT, tables.AZURE)
@@ -38,11 +41,12 @@ def read_trace(
     """Requests of trace files in time order, streamed.
 
     `paths`: files (plain, gzip, zstd, xz, tar of these), folders, or `-` for standard input; several are one trace with one hash space,
-    merged by time. `format`: a key of `SOURCES`. `tenant` names the tenant of all; `assign_tenants` (`zipf:N`) draws one per conversation
-    and marks it assigned. `on_bad` is told of every line that cannot be read, and reading goes on; without it the first one is raised.
-    `order`: `time`, or `session` to take sessions one after another where the trace has no common clock (weka), which holds only one in
-    memory; other formats come in time order either way, a file at a time. `progress(bytes_done, bytes_total or None)` is called as
-    compressed bytes are read. `limit` ends after so many requests. Further options are the source's own (`Source.options`).
+    merged by time (one after another above 256). `format`: a key of `SOURCES`. `tenant` names the tenant of all; `assign_tenants`
+    (`zipf:N`) draws one per conversation and marks it assigned. `on_bad` is told of every line that cannot be read, and reading goes on;
+    without it the first one is raised. `order`: `time`, or `session` to take sessions one after another where the trace has no common clock
+    (weka), which holds only one in memory; other formats come in time order either way, a file at a time. `progress(bytes_done, bytes_total
+    or None)` is called as compressed bytes are read. `limit` ends after so many requests. Further options are the source's own
+    (`Source.options`).
 
     Raises `UsageError` for an unknown format, option or tenant spec, at the call; `InputError` while reading for a missing, empty, cut or
     corrupt file, a bad line, a wrong format, or when nothing at all could be read. Memory: one line or session; what overlaps (weka);
@@ -61,10 +65,10 @@ def read_trace(
         bad = BadLines(source, SOURCES.values(), on_bad)
         return read_inputs(source, some, decoder, bad, meter, ordered=order == "time" or source.clock != "session")
 
-    # Sessions without a common clock take their start times from one decoder; other inputs each have their own clock-true order.
-    apart = order == "time" and source.clock != "session" and len(inputs) > 1
+    # Sessions without a common clock take their start times from one decoder; other inputs are each in order of one clock.
+    apart = order == "time" and source.clock != "session" and 1 < len(inputs) <= MAX_MERGED
     requests = merge_inputs([stream([one]) for one in inputs]) if apart else stream(inputs)
-    return _finish(requests, label, limit, inputs, format)
+    return _finish(requests, label, limit, meter, _nothing(inputs, format))
 
 
 def _source(format: str, options: dict[str, Any]) -> Source:
@@ -100,7 +104,7 @@ def _labeller(tenant: str | None, assign_tenants: str | None) -> Callable[[Trace
 
 
 def _finish(
-    requests: Iterator[TraceRequest], label: Callable[[TraceRequest], None] | None, limit: int | None, inputs: list[Input], format: str
+    requests: Iterator[TraceRequest], label: Callable[[TraceRequest], None] | None, limit: int | None, meter: Meter, nothing: InputError
 ) -> Iterator[TraceRequest]:
     count = 0
     for request in islice(requests, limit):
@@ -108,6 +112,11 @@ def _finish(
         if label is not None:
             label(request)
         yield request
+    meter.finish()
     if not count and limit != 0:
-        names = ", ".join(one.name for one in inputs[:3])
-        raise InputError(names, 0, f"no {format} request could be read", "check that the file holds requests, and --format")
+        raise nothing
+
+
+def _nothing(inputs: list[Input], format: str) -> InputError:
+    names = ", ".join(one.name for one in inputs[:3])
+    return InputError(names, 0, f"no {format} request could be read", "check that the file holds requests, and --format")

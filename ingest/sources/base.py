@@ -14,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingest.chaining import Hashes
+from ingest.errors import UsageError
 
 MAX_PROMPT_TOKENS = 1 << 31
 NO_BLOCKS: Hashes = np.empty(0, dtype=np.uint64)
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)]
-Time = Annotated[float, msgspec.Meta(ge=0)]
+# Both end where microseconds since the epoch no longer fit a signed 64-bit integer.
+MAX_SECONDS = 9e12
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS * 1000)]
 Clock = Literal["epoch", "start", "session"]
 
 
@@ -68,11 +72,11 @@ class TraceRequest:
 
 
 class BadLine(Exception):
-    """A unit of input that a decoder cannot read: reason and mend, and the line within the unit where that is not its first."""
+    """A unit of input that a decoder cannot read: reason and mend, and for a part of a document its lines before and its bytes."""
 
-    def __init__(self, reason: str, mend: str, line_offset: int = 0) -> None:
+    def __init__(self, reason: str, mend: str, line_offset: int = 0, raw: bytes = b"") -> None:
         super().__init__(reason)
-        self.reason, self.mend, self.line_offset = reason, mend, line_offset
+        self.reason, self.mend, self.line_offset, self.raw = reason, mend, line_offset, raw
 
 
 class Decoder:
@@ -87,6 +91,8 @@ class Decoder:
     def start(self, name: str, folder: Path | None) -> None:
         """A new file begins; `folder` is where it lies, None for standard input."""
         self.name, self.folder = name, folder
+        # Without its folder, so that ids do not depend on where the file lies.
+        self.label = name.rsplit("/", 1)[-1]
 
     def decode(self, unit: bytes, line: int) -> Sequence[TraceRequest | BadLine]:
         """Requests of a unit, with a `BadLine` for each part of it that cannot be read. Raises `BadLine` when nothing of it can."""
@@ -129,7 +135,7 @@ def explain(error: Exception) -> BadLine:
         return BadLine(f"missing field: {text}", "add the field or drop this line; if every line is so, check --format")
     if "`int` >= " in text or "`float` >= " in text:
         return BadLine(f"negative number: {text}", "lengths and times cannot be negative; correct or drop this line")
-    if "`int` <= " in text:
+    if "`int` <= " in text or "`float` <= " in text:
         return BadLine(f"number too large: {text}", "a prompt has at most 2^31 tokens; correct or drop this line")
     return BadLine(f"wrong type: {text}", "correct or drop this line; if every line is so, check --format")
 
@@ -145,6 +151,24 @@ def hashes(ids: list[int]) -> Hashes:
         wrong = next(i for i in ids if not 0 <= i < 1 << 64)
         shown = str(wrong) if abs(wrong) < 1 << 128 else f"an integer of {wrong.bit_length()} bits"
         raise BadLine(f"hash out of range: {shown}", "hashes are unsigned 64-bit integers, 0 to 2^64-1; fold wider ones") from None
+
+
+def seconds(value: str | float, field: str) -> float:
+    """A time written as text. Raises `BadLine` when it is no number, negative or beyond what an event can hold."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise BadLine(f"wrong type: {field} is {value!r}, expected seconds", "correct or drop this line") from None
+    if not 0 <= number <= MAX_SECONDS:
+        raise BadLine(f"negative number, or a time out of range: {field} is {value!r}", "correct or drop this line")
+    return number
+
+
+def checked_block_size(block_size: int) -> int:
+    """The `block_size` option, in tokens. Raises `UsageError` below 1."""
+    if block_size < 1:
+        raise UsageError(f"block_size={block_size}: a block has at least 1 token")
+    return block_size
 
 
 def check_length(blocks: int, prompt_tokens: int, block_size: int, rounding: Literal["ceil", "floor", "either"]) -> None:

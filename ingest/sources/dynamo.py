@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ingest.sources.base import BadLine, Decoder, Source, Time, Tokens, TraceRequest, check_length, hashes
+from ingest.sources.base import BadLine, Decoder, Milliseconds, Source, Tokens, TraceRequest, check_length, hashes
 
 
 class _Context(msgspec.Struct):
@@ -32,18 +32,18 @@ class _Request(msgspec.Struct):
     model: str = "default"
     output_tokens: Tokens | None = None
     cached_tokens: Tokens | None = None
-    request_received_ms: Time | None = None
-    prefill_wait_time_ms: Time | None = None
-    prefill_time_ms: Time | None = None
-    ttft_ms: Time | None = None
-    total_time_ms: Time | None = None
+    request_received_ms: Milliseconds | None = None
+    prefill_wait_time_ms: Milliseconds | None = None
+    prefill_time_ms: Milliseconds | None = None
+    ttft_ms: Milliseconds | None = None
+    total_time_ms: Milliseconds | None = None
     worker: _Worker | None = None
 
 
 class _Event(msgspec.Struct):
     schema: str
     event_type: str
-    event_time_unix_ms: Time
+    event_time_unix_ms: Milliseconds
     agent_context: _Context | None = None
     request: _Request | None = None
 

@@ -60,6 +60,11 @@ class Meter:
         self.total = None if None in sizes else sum(s for s in sizes if s)
         self.done, self._progress = 0, progress
 
+    def finish(self) -> None:
+        """All that matters has been read; what may follow the end of an archive has not."""
+        if self.total is not None:
+            self.add(self.total - self.done)
+
     def add(self, count: int) -> None:
         self.done += count
         if self._progress:
@@ -91,7 +96,7 @@ def expand(paths: Iterable[str | Path], suffixes: tuple[str, ...], beside: tuple
         if not found:
             kinds = ", ".join(suffixes)
             raise InputError(str(path), 0, f"the folder holds no {kinds} file", "name the files, or check --format")
-        inputs.extend(Input(str(p), p, p.stat().st_size) for p in found)
+        inputs.extend(Input(str(p), p, p.stat().st_size if p.is_file() else None) for p in found)
     if not inputs:
         raise InputError("<nothing>", 0, "no input was named", "give a file, a folder or - for standard input")
     return inputs
@@ -101,20 +106,22 @@ class _Tap(io.RawIOBase):
     """A readable stream that can show its head without consuming it and reports how much it has read."""
 
     def __init__(self, source: Any, add: Callable[[int], None] | None = None) -> None:
-        self._source, self._add, self._ahead = source, add, b""
+        # read1 gives what a pipe has instead of waiting for more.
+        self._read = getattr(source, "read1", source.read)
+        self._add, self._ahead = add, b""
 
     def readable(self) -> bool:
         return True
 
     def _pull(self, size: int) -> bytes:
-        data: bytes = self._source.read(size) or b""
+        data: bytes = self._read(size) or b""
         if self._add and data:
             self._add(len(data))
         return data
 
     def head(self, size: int) -> bytes:
-        """The next `size` bytes, fewer only at the end of the stream."""
-        while len(self._ahead) < size:
+        """The next `size` bytes; fewer at the end, and where a line ends before, so that a live pipe need not fill up first."""
+        while len(self._ahead) < size and b"\n" not in self._ahead:
             data = self._pull(_CHUNK_BYTES)
             if not data:
                 break

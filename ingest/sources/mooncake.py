@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ingest.sources.base import Decoder, Source, Time, Tokens, TraceRequest, check_length, hashes
+from ingest.sources.base import Decoder, Milliseconds, Source, Tokens, TraceRequest, check_length, checked_block_size, hashes
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
-    timestamp: Time
+    timestamp: Milliseconds
     input_length: Tokens
     output_length: Tokens
     hash_ids: list[int]
@@ -25,7 +25,7 @@ class MooncakeDecoder(Decoder):
 
     def __init__(self, *, ignore_unknown_fields: bool = False, block_size: int = 512) -> None:
         self._rows = msgspec.json.Decoder(_OpenRow if ignore_unknown_fields else _Row)
-        self._block_size = block_size
+        self._block_size = checked_block_size(block_size)
 
     def decode(self, unit: bytes, line: int) -> Sequence[TraceRequest]:
         row = self._rows.decode(unit)
@@ -37,7 +37,7 @@ class MooncakeDecoder(Decoder):
                 output_tokens=row.output_length,
                 block_size=self._block_size,
                 chain=hashes(row.hash_ids),
-                request_id=f"{self.name}:{line}",
+                request_id=f"{self.label}:{line}",
             ),
         )
 

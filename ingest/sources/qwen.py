@@ -1,4 +1,7 @@
-"""Qwen-Bailian traces (KVCache in the Wild, ATC'25): one JSON object a line, arrival in seconds, chained block ids of 16 tokens."""
+"""Qwen-Bailian traces (KVCache in the Wild, ATC'25): one JSON object a line, arrival in seconds, blocks of 16 tokens.
+
+An id names a block's content: the same id can stand twice in one prompt, after different predecessors. So the ids are chained here.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ingest.sources.base import Decoder, Source, Time, Tokens, TraceRequest, check_length, hashes
+from ingest.chaining import chain_hashes
+from ingest.sources.base import Decoder, Seconds, Source, Tokens, TraceRequest, check_length, checked_block_size, hashes
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
     chat_id: int
     parent_chat_id: int
-    timestamp: Time
+    timestamp: Seconds
     input_length: Tokens
     output_length: Tokens
     type: str
-    turn: int
+    turn: Tokens
     hash_ids: list[int]
 
 
@@ -32,13 +36,13 @@ class QwenDecoder(Decoder):
 
     def __init__(self, *, ignore_unknown_fields: bool = False, block_size: int = 16) -> None:
         self._rows = msgspec.json.Decoder(_OpenRow if ignore_unknown_fields else _Row)
-        self._block_size = block_size
+        self._block_size = checked_block_size(block_size)
         self._roots: dict[int, int] = {}
 
     def decode(self, unit: bytes, line: int) -> Sequence[TraceRequest]:
         row = self._rows.decode(unit)
         check_length(len(row.hash_ids), row.input_length, self._block_size, "ceil")
-        chain = hashes(row.hash_ids)
+        chain = chain_hashes(hashes(row.hash_ids))
         parent = row.parent_chat_id
         # A parent that the trace does not hold (it began earlier) still names the session that its children share.
         root = self._roots[row.chat_id] = row.chat_id if parent < 0 else self._roots.get(parent, parent)

@@ -14,11 +14,29 @@ import msgspec
 import numpy as np
 
 from ingest.chaining import chain_hashes, recut
-from ingest.errors import InputError, UsageError
-from ingest.sources.base import DECODE_ERRORS, BadLine, Decoder, Source, Tokens, TraceRequest, explain, hashes
+from ingest.errors import InputError
+from ingest.sources.base import (
+    DECODE_ERRORS,
+    MAX_PROMPT_TOKENS,
+    BadLine,
+    Decoder,
+    Source,
+    Tokens,
+    TraceRequest,
+    checked_block_size,
+    explain,
+    hashes,
+    seconds,
+)
 from ingest.sources.files import Meter, expand, units
 
-TABLES = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
+TABLES = {
+    "1_sys_prompt": "sys_prompt_id",
+    "2_passages": "passage_id",
+    "3_history": "history_id",
+    "4_user_input": "user_input_id",
+    "5_web_search": "web_search_id",
+}
 _LONGEST_COMPONENT_TOKENS = 512
 
 
@@ -59,25 +77,23 @@ class RagPulseDecoder(Decoder):
 
     def __init__(self, *, ignore_unknown_fields: bool = False, block_size: int | None = None, tables: str | Path | None = None) -> None:
         self._rows = msgspec.json.Decoder(_OpenRow if ignore_unknown_fields else _Row)
-        if block_size is not None and block_size < 1:
-            raise UsageError(f"block_size={block_size}: a block has at least 1 token")
-        self._block_size, self._tables = block_size, tables
+        self._block_size = None if block_size is None else checked_block_size(block_size)
+        self._tables = tables
         self._lengths: dict[int, int] = {}
 
     def decode(self, unit: bytes, line: int) -> Sequence[TraceRequest]:
         row = self._rows.decode(unit)
-        arrived_at_s = _seconds(row.timestamp)
+        arrived_at_s = seconds(row.timestamp, "timestamp")
         parts = row.hash_ids
         ids = [*parts.sys_prompt, *parts.passages_ids, *parts.history, *parts.web_search, *parts.user_input]
-        hashes(ids)
         request = TraceRequest(
             arrived_at_s=arrived_at_s,
             prompt_tokens=row.input_length,
             output_tokens=row.output_length,
             block_size=self._block_size or _LONGEST_COMPONENT_TOKENS,
-            chain=chain_hashes(ids),
+            chain=chain_hashes(hashes(ids)),
             session=row.session_id,
-            request_id=f"{self.name}:{line}",
+            request_id=f"{self.label}:{line}",
         )
         self._measure(request, ids)
         return (request,)
@@ -110,20 +126,10 @@ def looks_like_row(line: bytes) -> bool:
     return True
 
 
-def _seconds(timestamp: str | float) -> float:
-    try:
-        value = float(timestamp)
-    except ValueError:
-        raise BadLine(f"wrong type: timestamp is {timestamp!r}, expected seconds", "correct or drop this line") from None
-    if not 0 <= value < math.inf:
-        raise BadLine(f"negative number: timestamp is {timestamp!r}", "times cannot be negative; correct or drop this line")
-    return value
-
-
 def _read_tables(trace: str, folder: str | Path | None) -> dict[int, int]:
     """Tokens of every component. Raises `InputError` for a missing table or a bad row in one."""
     lengths: dict[int, int] = {}
-    for table in TABLES:
+    for table, id_field in TABLES.items():
         found = sorted(Path(folder).glob(f"{table}.jsonl*")) if folder is not None else []
         if not found:
             raise InputError(
@@ -131,18 +137,22 @@ def _read_tables(trace: str, folder: str | Path | None) -> dict[int, int]:
             )
         inputs = expand(found[:1], (".jsonl",))
         for name, line, row in units(inputs[0], "line", lambda _: True, Meter(inputs, None), _stop):
-            try:
-                values = msgspec.json.decode(row, type=dict[str, Tokens])
-                tokens = values.pop("token_length")
-                lengths[values.popitem()[1]] = tokens
-            except (*DECODE_ERRORS, KeyError) as error:
-                why = (
-                    explain(error)
-                    if not isinstance(error, KeyError)
-                    else BadLine("missing field: an id and token_length", "fetch the table again")
-                )
-                raise InputError(name, line, why.reason, why.mend, row[:200]) from error
+            lengths.update([_component(name, line, row, id_field)])
     return lengths
+
+
+def _component(name: str, line: int, row: bytes, id_field: str) -> tuple[int, int]:
+    try:
+        values = msgspec.json.decode(row, type=dict[str, int])
+        id_, tokens = values[id_field], values["token_length"]
+    except DECODE_ERRORS as error:
+        why = explain(error)
+        raise InputError(name, line, why.reason, why.mend, row[:200]) from error
+    except KeyError as error:
+        raise InputError(name, line, f"missing field: {error.args[0]}", "fetch the table again", row[:200]) from error
+    if not 0 <= tokens < MAX_PROMPT_TOKENS:
+        raise InputError(name, line, f"token_length {tokens} is out of range", "fetch the table again", row[:200])
+    return id_, tokens
 
 
 def _stop(error: InputError) -> None:
@@ -157,6 +167,6 @@ SOURCE = Source(
     clock="start",
     decoder=RagPulseDecoder,
     options=("block_size", "tables"),
-    beside=TABLES,
+    beside=tuple(TABLES),
     looks_like=looks_like_row,
 )

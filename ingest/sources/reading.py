@@ -52,7 +52,7 @@ class BadLines:
     def line_error(self, unit: Unit, why: BadLine) -> None:
         """A bad line or part of a document. Raises the wrong-format error when that is what it is."""
         name, line, data = unit
-        error = InputError(name, line + why.line_offset, why.reason, why.mend, data[:_RAW_BYTES])
+        error = InputError(name, line + why.line_offset, why.reason, why.mend, (why.raw or data)[:_RAW_BYTES])
         if self._first is None and not self._good:
             self._guess = self._other_format(data)
         self._first = self._first or error

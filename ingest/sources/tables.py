@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ingest.sources.base import MAX_PROMPT_TOKENS, NO_BLOCKS, BadLine, Decoder, Source, TraceRequest
+from ingest.sources.base import MAX_PROMPT_TOKENS, NO_BLOCKS, BadLine, Decoder, Source, TraceRequest, seconds
 
 
 class TableDecoder(Decoder):
@@ -26,7 +25,10 @@ class TableDecoder(Decoder):
         self._columns = None
 
     def decode(self, unit: bytes, line: int) -> Sequence[TraceRequest]:
-        cells = next(csv.reader([unit.decode()], strict=True))
+        try:
+            cells = next(csv.reader([unit.decode()], strict=True))
+        except csv.Error as error:
+            raise BadLine(f"not CSV: {error}", "correct or drop this line; if every line is so, check --format") from None
         if self._columns is None:
             self._columns = self._header(cells)
             return ()
@@ -64,7 +66,7 @@ class TableDecoder(Decoder):
             session=more.get("session"),
             category=more.get("category"),
             model=more.get("model") or "default",
-            request_id=f"{self.name}:{line}",
+            request_id=f"{self.label}:{line}",
         )
 
 
@@ -106,14 +108,8 @@ class BurstGptDecoder(TableDecoder):
     known = ("Session ID", "Elapsed time")
 
     def row(self, cells: dict[str, str], line: int) -> TraceRequest:
-        try:
-            arrived = float(cells["Timestamp"])
-        except ValueError:
-            raise BadLine(f"wrong type: Timestamp is {cells['Timestamp']!r}, expected seconds", "correct or drop this line") from None
-        if not 0 <= arrived < math.inf:
-            raise BadLine(f"negative number: Timestamp is {arrived}", "times cannot be negative; correct or drop this line")
         return self.load_only(
-            arrived,
+            seconds(cells["Timestamp"], "Timestamp"),
             tokens_of(cells, "Request tokens"),
             tokens_of(cells, "Response tokens"),
             line,

@@ -13,13 +13,13 @@ import msgspec
 
 from ingest.chaining import GOLDEN, mix64_int, scope_key, text_hash
 from ingest.errors import UsageError
-from ingest.sources.base import DECODE_ERRORS, BadLine, Decoder, Source, Time, Tokens, TraceRequest, check_length, explain, hashes
+from ingest.sources.base import DECODE_ERRORS, BadLine, Decoder, Seconds, Source, Tokens, TraceRequest, check_length, explain, hashes
 
 Item = TypeVar("Item")
 
 
 class _Request(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
-    t: Time
+    t: Seconds
     model: str
     prompt_tokens: Tokens = msgspec.field(name="in")
     output_tokens: Tokens = msgspec.field(name="out")
@@ -29,7 +29,7 @@ class _Request(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
     stop: str | None = None
     think_time: float | None = None
     api_time: float | None = None
-    ttft: Time | None = None
+    ttft: Seconds | None = None
 
 
 class _Normal(_Request, tag="n"):
@@ -41,7 +41,7 @@ class _Streamed(_Request, tag="s"):
 
 
 class _Agent(msgspec.Struct, Generic[Item], tag_field="type", tag="subagent", forbid_unknown_fields=True):
-    t: Time
+    t: Seconds
     agent_id: str
     requests: list[Item]
     subagent_type: str | None = None
@@ -73,7 +73,9 @@ class _Session(msgspec.Struct, Generic[Item]):
     hash_id_scope: str = "local"
 
 
+StrictInner = _Normal | _Streamed
 Strict = _Normal | _Streamed | _Agent[_Normal | _Streamed]
+OpenInner = _OpenNormal | _OpenStreamed
 Open = _OpenNormal | _OpenStreamed | _OpenAgent[_OpenNormal | _OpenStreamed]
 
 
@@ -88,39 +90,56 @@ class WekaDecoder(Decoder):
         if not 0 <= session_interval_s < math.inf:
             raise UsageError(f"session_interval_s={session_interval_s}: the mean gap between session starts must be 0 or more seconds")
         kind: Any = Open if ignore_unknown_fields else Strict
+        inner: Any = OpenInner if ignore_unknown_fields else StrictInner
+        agent: Any = (_OpenAgent if ignore_unknown_fields else _Agent)[msgspec.Raw]
         self._sessions: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Session[kind])
         self._raw_sessions = msgspec.json.Decoder(_Session[msgspec.Raw])
         self._item: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+        self._inner: msgspec.json.Decoder[Any] = msgspec.json.Decoder(inner)
+        self._raw_agent: msgspec.json.Decoder[Any] = msgspec.json.Decoder(agent)
         self._interval_s, self._seed = session_interval_s, seed
         self._count = 0
         self._names: dict[str, int] = {}
         self.release_s = 0.0
 
     def decode(self, unit: bytes, line: int) -> Sequence[TraceRequest | BadLine]:
-        bad: list[BadLine] = []
+        bad: list[tuple[int, BadLine]] = []
         try:
             session = self._sessions.decode(unit)
         except msgspec.ValidationError:
             # A wrong request must not take its session with it: decode them one by one. Raises when the session itself is wrong.
             raw = self._raw_sessions.decode(unit)
-            session = _Session(raw.id, raw.block_size, self._salvage(unit, raw.requests, bad), raw.hash_id_scope)
+            items = [self._salvage((i,), item, bad) for i, item in enumerate(raw.requests)]
+            session = _Session(raw.id, raw.block_size, items, raw.hash_id_scope)
         if session.block_size < 1:
             raise BadLine(f"block_size {session.block_size} is below 1", "correct the session's block_size")
         requests = _SessionReader(session, self._named(session.id), self.release_s, bad).requests()
         self._count += 1
         uniform = (mix64_int(self._seed * GOLDEN + mix64_int(self._count)) + 1) / (1 << 64)
         self.release_s -= self._interval_s * math.log(uniform)
-        return [*requests, *bad]
+        return [*requests, *self._located(unit, bad)]
 
-    def _salvage(self, unit: bytes, raw: list[msgspec.Raw], bad: list[BadLine]) -> list[Any]:
-        items = []
-        for i, item in enumerate(raw):
-            try:
-                items.append(self._item.decode(item))
-            except DECODE_ERRORS as error:
-                why = explain(error)
-                bad.append(BadLine(f"requests[{i}]: {why.reason}", why.mend, unit.count(b"\n", 0, unit.find(bytes(item)))))
-        return items
+    def _salvage(self, where: tuple[int, ...], item: msgspec.Raw, bad: list[tuple[int, BadLine]]) -> Any:
+        """The decoded request or sub-agent, the latter without its bad requests; None where there is nothing to save."""
+        try:
+            return (self._item if len(where) == 1 else self._inner).decode(item)
+        except DECODE_ERRORS as error:
+            why = explain(error)
+        try:
+            agent = self._raw_agent.decode(item)
+        except DECODE_ERRORS:
+            bad.append((where[0], BadLine(f"{_path(where)}: {why.reason}", why.mend)))
+            return None
+        agent.requests = [self._salvage((*where, j), inner, bad) for j, inner in enumerate(agent.requests)]
+        return agent
+
+    def _located(self, unit: bytes, bad: list[tuple[int, BadLine]]) -> list[BadLine]:
+        """The bad requests with their lines and bytes, found by decoding the document once more."""
+        raw = self._raw_sessions.decode(unit).requests if bad else []
+        for index, why in bad:
+            why.raw = bytes(raw[index])
+            why.line_offset = unit.count(b"\n", 0, unit.find(why.raw))
+        return [why for _, why in sorted(bad, key=lambda pair: pair[0])]
 
     def _named(self, id_: str) -> str:
         """The session's id, numbered where an earlier session of the input had the same one, for their block ids are unrelated."""
@@ -131,7 +150,7 @@ class WekaDecoder(Decoder):
 class _SessionReader:
     """Flattens one session: its own requests and those of its sub-agents, on the common clock, by time."""
 
-    def __init__(self, session: _Session[Any], name: str, start_s: float, bad: list[BadLine]) -> None:
+    def __init__(self, session: _Session[Any], name: str, start_s: float, bad: list[tuple[int, BadLine]]) -> None:
         self._session, self._name, self._start_s, self._bad = session, name, start_s, bad
         self._scope = text_hash(name)
 
@@ -142,21 +161,23 @@ class _SessionReader:
             if isinstance(item, _Agent):
                 agent = f"{self._name}/{item.agent_id}"
                 for j, inner in enumerate(item.requests):
-                    where = f"requests[{i}].requests[{j}]"
-                    self._add(out, where, inner, item.t, agent, j + 1, item.subagent_type or "subagent")
-            else:
+                    if inner is not None:
+                        self._add(out, (i, j), inner, item.t, agent, j + 1, item.subagent_type or "subagent")
+            elif item is not None:
                 turn += 1
-                self._add(out, f"requests[{i}]", item, 0.0, self._name, turn, "main")
+                self._add(out, (i,), item, 0.0, self._name, turn, "main")
         out.sort(key=lambda request: request.arrived_at_s)
         return out
 
-    def _add(self, out: list[TraceRequest], where: str, item: _Request, base_s: float, session: str, turn: int, category: str) -> None:
+    def _add(
+        self, out: list[TraceRequest], where: tuple[int, ...], item: _Request, base_s: float, session: str, turn: int, category: str
+    ) -> None:
         block_size = self._session.block_size
         try:
             check_length(len(item.hash_ids), item.prompt_tokens, block_size, "floor")
             ids = hashes(item.hash_ids)
         except BadLine as why:
-            self._bad.append(BadLine(f"{where}: {why.reason}", why.mend))
+            self._bad.append((where[0], BadLine(f"{_path(where)}: {why.reason}", why.mend)))
             return
         out.append(
             TraceRequest(
@@ -176,6 +197,15 @@ class _SessionReader:
         )
 
 
+def _path(where: tuple[int, ...]) -> str:
+    return ".".join(f"requests[{i}]" for i in where)
+
+
+def looks_like_session(data: bytes) -> bool:
+    """Whether `data` is, or is the beginning of, a session document."""
+    return data.startswith(b"{") and all(key in data[:4096] for key in (b'"id"', b'"block_size"', b'"requests"'))
+
+
 SOURCE = Source(
     name="weka",
     summary="Claude Code sessions (WEKA kv-cache-tester): one JSON file a session, sub-agents, 64-token blocks",
@@ -186,4 +216,5 @@ SOURCE = Source(
     options=("session_interval_s", "seed"),
     unit="document",
     suffixes=(".json",),
+    looks_like=looks_like_session,
 )
