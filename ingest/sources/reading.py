@@ -31,20 +31,25 @@ def looks_like(source: Source, line: bytes) -> bool:
 class BadLines:
     """The policy for what cannot be read: raise at the first, or tell `on_bad` and go on unless the format itself is wrong.
 
-    The format counts as wrong when none of the first 20 lines, or of a shorter input, can be read.
+    The format counts as wrong when none of the first 20 lines, or of a shorter input, can be read. Until that is settled `on_bad` is not
+    told, so that a wrong format is one error and not twenty-one.
     """
 
     def __init__(self, source: Source, registry: Iterable[Source], on_bad: OnBad | None) -> None:
         self._source, self._registry, self._on_bad = source, registry, on_bad
-        self._good, self._bad = False, 0
-        self._first: InputError | None = None
+        self._good = False
+        self._held: list[InputError] = []
         self._guess: str | None = None
 
     def good(self) -> None:
+        """A line was read: the format is right."""
         self._good = True
+        held, self._held = self._held, []
+        for error in held:
+            self.file_error(error)
 
     def file_error(self, error: InputError) -> None:
-        """An empty, cut or corrupt file: raised, or told to `on_bad`."""
+        """What is wrong whatever the format, such as a cut file: raised, or told to `on_bad`."""
         if self._on_bad is None:
             raise error
         self._on_bad(error)
@@ -53,19 +58,20 @@ class BadLines:
         """A bad line or part of a document. Raises the wrong-format error when that is what it is."""
         name, line, data = unit
         error = InputError(name, line + why.line_offset, why.reason, why.mend, (why.raw or data)[:_RAW_BYTES])
-        if self._first is None and not self._good:
+        if self._good:
+            self.file_error(error)
+            return
+        if not self._held:
             self._guess = self._other_format(data)
-        self._first = self._first or error
+        self._held.append(error)
         if self._on_bad is None:
             raise self._wrong_format() if self._guess else error
-        self._on_bad(error)
-        self._bad += 1
-        if not self._good and self._bad >= FIRST_LINES:
+        if len(self._held) >= FIRST_LINES:
             raise self._wrong_format()
 
     def end(self) -> None:
         """The input has ended. Raises the wrong-format error when nothing of it could be read."""
-        if self._bad and not self._good:
+        if self._held:
             raise self._wrong_format()
 
     def _other_format(self, data: bytes) -> str | None:
@@ -76,15 +82,13 @@ class BadLines:
         return None
 
     def _wrong_format(self) -> InputError:
-        first = self._first
-        assert first is not None
-        name = self._source.name
+        first, name = self._held[0], self._source.name
         if self._guess:
             return InputError(
                 first.path, first.line, f"this is not {name}: it looks like {self._guess}", f"use --format {self._guess}", first.raw
             )
         names = ", ".join(source.name for source in self._registry)
-        reason = f"no line can be read as {name} ({self._bad} tried; the first: {first.reason})"
+        reason = f"no line can be read as {name} ({len(self._held)} tried; the first: {first.reason})"
         return InputError(first.path, first.line, reason, f"choose a --format that fits ({names}), or mend the file", first.raw)
 
 
