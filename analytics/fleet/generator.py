@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from analytics.fleet.workload import Hashes, Ints, Workload, mix
+from analytics.fleet.workload import Codes, Hashes, Ints, Workload, mix
 
 Arrivals = Literal["poisson", "paced"]
 _PILOT = 4096
@@ -78,11 +78,7 @@ def generate(
     order = np.argsort(np.concatenate([part["at_s"] for part in parts]), kind="stable")
     column = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
     tenant = np.repeat(np.arange(len(tenants), dtype=np.int32), lengths)[order]
-    # A session's name is its tenant and number; numbers are made dense over all tenants in order of first appearance.
-    pair = tenant.astype(np.int64) << 32 | column["session"]
-    _, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first)).astype(np.int32)
-    names = [f"{tenants[pair[k] >> 32].name}-s{pair[k] & 0xFFFFFFFF}" for k in np.sort(first)]
+    session, sessions = _number_sessions(tenant, column["session"], tenants)
     prompt = column["prompt_tokens"]
     offsets = np.concatenate([[0], np.cumsum(prompt // block_size)]).astype(np.int64)
     heads = np.array([spec.head_blocks for spec in tenants], np.int64)[tenant]
@@ -96,12 +92,21 @@ def generate(
         block_size=block_size,
         offsets=offsets,
         hashes=hashes,
-        session=rank[inverse],
-        sessions=tuple(names),
+        session=session,
+        sessions=sessions,
         turn=column["turn"].astype(np.int32),
         model=model,
         origin="synthetic",
     )
+
+
+def _number_sessions(tenant: Codes, number: Ints, tenants: Sequence[TenantSpec]) -> tuple[Codes, tuple[str, ...]]:
+    """Dense codes over all tenants' sessions, in order of first appearance, and their names (tenant and number)."""
+    pair = tenant.astype(np.int64) << 32 | number
+    _, first, inverse = np.unique(pair, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first)).astype(np.int32)
+    names = tuple(f"{tenants[pair[k] >> 32].name}-s{pair[k] & 0xFFFFFFFF}" for k in np.sort(first))
+    return rank[inverse], names
 
 
 def _tenant_requests(
