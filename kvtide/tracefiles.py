@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from ingest.errors import InputError
 from ingest.sources import SOURCES, Source, TraceRequest, read_trace
@@ -52,7 +55,8 @@ class TraceInput:
         self.name, self.source = " ".join(paths), SOURCES[format_]
         self.bad_records = 0
         self._skip_bad = skip_bad
-        self._read = lambda **more: read_trace(
+        self._read = partial(
+            read_trace,
             paths,
             format_,
             tenant=tenant,
@@ -60,7 +64,6 @@ class TraceInput:
             limit=limit,
             ignore_unknown_fields=ignore_unknown_fields,
             on_bad=self._bad,
-            **more,
         )
 
     def requests(self, order: Literal["time", "session"] = "time") -> Iterator[TraceRequest]:
@@ -90,6 +93,19 @@ def clock_note(source: Source) -> str | None:
     if source.clock == "session":
         return "sessions have no common clock; their start times are given, not observed"
     return None
+
+
+def plain_table(*names: str, title: str | None = None) -> Table:
+    """A table that also reads well in a pipe: no frame, first column to the left, numbers to the right."""
+    table = Table(box=None, header_style="bold", pad_edge=False, title=title, title_justify="left")
+    for i, name in enumerate(names):
+        table.add_column(Text(name), justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def plain_console() -> Console:
+    """Standard output; wide where it is not a terminal, so that nothing is cut."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=1000, highlight=False)
 
 
 def _bar() -> Progress:

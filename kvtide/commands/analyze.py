@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from analytics.reuse.run_exact import RunStack
 from ingest.sources import TraceRequest
-from kvtide.tracefiles import TraceInput, clock_note, trace_options
+from kvtide.tracefiles import TraceInput, clock_note, plain_console, plain_table, trace_options
 
 # Blocks held before they are handed to the stacks: few calls, and never much memory.
 _BATCH_BLOCKS = 1 << 20
@@ -78,7 +77,7 @@ class TraceProfile:
         if tenant is None:
             tenant = self.tenants[request.tenant] = TenantProfile(request.tenant, request.tenant_assigned)
         tenant.pending.append(request)
-        self._block_sizes.add(request.block_size)
+        self._block_sizes.add(request.block_size if request.block_tokens is None else 0)
         self._first_s, self._last_s = min(self._first_s, request.arrived_at_s), max(self._last_s, request.arrived_at_s)
         if request.output_tokens is not None:
             self._output_tokens += request.output_tokens
@@ -107,7 +106,7 @@ class TraceProfile:
             "requests": requests,
             "blocks": blocks,
             "distinct_blocks": sum(row.stack.depth_blocks for row in rows),
-            "block_size": max(self._block_sizes) if has_blocks and len(self._block_sizes) == 1 else None,
+            "block_size": max(self._block_sizes) or None if has_blocks and len(self._block_sizes) == 1 else None,
             "ideal_hit_ratio": ideal(hit_blocks, blocks, hit_tokens, prompt_tokens) if has_blocks else None,
             "reported_hit_ratio": ratio(self._reported_hit, self._reported_prompt),
             "prompt_tokens": prompt_tokens,
@@ -159,25 +158,21 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 def _print(result: dict[str, Any], note: str | None) -> None:
-    console = Console()
-    totals = Table(show_header=False, box=None)
+    console = plain_console()
     for name, value in result.items():
         if name == "ideal_hit_ratio" and value:
-            totals.add_row(f"{name} (input blocks only)", f"blocks {_shown(value['blocks'])}  tokens {_shown(value['tokens'])}")
-        elif name != "tenants" and value is not None:
-            totals.add_row(name, _shown(value))
-    console.print(totals)
+            value = f"blocks {_shown(value['blocks'])}  tokens {_shown(value['tokens'])}  (infinite cache, input blocks only)"
+        if name != "tenants" and value is not None:
+            console.print(f"{name:<20}{_shown(value)}", markup=False)
     if note:
-        console.print(f"note: {note}")
-    tenants = Table("tenant", "requests", "blocks", "distinct", "prompt tokens", "ideal blocks", "ideal tokens")
-    for column in tenants.columns[1:]:
-        column.justify = "right"
+        console.print(f"note: {note}", markup=False)
+    table = plain_table("tenant", "requests", "blocks", "distinct_blocks", "prompt_tokens", "ideal_blocks", "ideal_tokens")
     for row in result["tenants"]:
         name = f"{row['tenant']} (assigned)" if row["assigned"] else row["tenant"]
         best = row["ideal_hit_ratio"] or {"blocks": None, "tokens": None}
         counts = (row[key] for key in ("requests", "blocks", "distinct_blocks", "prompt_tokens"))
-        tenants.add_row(name, *(_shown(value) for value in (*counts, best["blocks"], best["tokens"])))
-    console.print(tenants)
+        table.add_row(Text(name), *(_shown(value) for value in (*counts, best["blocks"], best["tokens"])))
+    console.print(table)
 
 
 def _shown(value: object) -> str:
