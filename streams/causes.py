@@ -376,7 +376,9 @@ def _attribute(table, count, bloom, fleet, accesses, row, instance, ts_us, own, 
             table.used[slot] = 1
             table.key[slot] = accesses.chain[k]
             count += 1
-        table.asked_until_us[slot] = max(table.asked_until_us[slot], accesses.end_us[row])
+        # A copy that stands here but could not be reached gets a twin, and a twin's store is no event: nothing to wait for.
+        if not (table.holders[slot, instance >> 6] >> np.uint64(instance & 63)) & np.uint64(1):
+            table.asked_until_us[slot] = max(table.asked_until_us[slot], accesses.end_us[row])
         table.seen_us[slot] = ts_us
     return n, count
 

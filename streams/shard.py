@@ -26,11 +26,13 @@ STATE_VERSION = 1
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
     """`grace_us`: how long rows may come out of order. `window_us`: window length. Stacks are cut at `depth_factor` times the capacity
-    they stand for (the fleet's, or one instance's), or at `default_depth_blocks` while no capacity is known."""
+    they stand for (the fleet's, or one instance's) but never above `min_depth_blocks`, where memory is no matter; at
+    `default_depth_blocks` while no capacity is known."""
 
     grace_us: int = 5_000_000
     window_us: int = 60_000_000
     depth_factor: int = 16
+    min_depth_blocks: int = 1 << 16
     default_depth_blocks: int = 1 << 24
 
 
@@ -133,7 +135,8 @@ class Shard:
         """Stack depth in blocks per instance, '' for the fleet, from the capacities as the window began."""
         capacity = dict(zip(self.instances.names, self.instances.capacity_blocks, strict=True))
         capacity[""] = sum(capacity.values())
-        return {name: self.config.depth_factor * blocks or self.config.default_depth_blocks for name, blocks in capacity.items()}
+        depth, floor = self.config.depth_factor, self.config.min_depth_blocks
+        return {name: max(depth * blocks, floor) if blocks else self.config.default_depth_blocks for name, blocks in capacity.items()}
 
     def _tenant_code(self, name: str) -> int:
         if name not in self.tenants:

@@ -116,6 +116,8 @@ class Oracle:
                 causes.append(self.why(instance, chain[k], ts))
         for block in chain[hit // BLOCK :]:
             known = self.blocks.setdefault(block, Known())
+            if instance in known.holders:
+                continue
             known.asked_until = end if known.asked_until is None else max(known.asked_until, end)
         return causes
 
@@ -133,7 +135,9 @@ paths = st.lists(st.integers(0, 2), min_size=0, max_size=6)
 steps = st.one_of(
     st.tuples(st.just("access"), st.integers(0, 2), paths, st.integers(0, 30), st.integers(0, 30), st.integers(-1, 4)),
     st.tuples(st.just("stored"), st.integers(0, 2), paths),
-    st.tuples(st.just("evicted"), st.integers(0, 2), paths, st.sampled_from([CAPACITY_SELF, CAPACITY_RESIZE, INSTANCE]), st.integers(-1, 2)),
+    st.tuples(
+        st.just("evicted"), st.integers(0, 2), paths, st.sampled_from([CAPACITY_SELF, CAPACITY_RESIZE, INSTANCE]), st.integers(-1, 2)
+    ),
     st.tuples(st.just("cleared"), st.integers(0, 2)),
     st.tuples(st.sampled_from(["up", "down", "drain", "gap", "live", "mute", "reports"]), st.integers(0, 2)),
 )
