@@ -45,25 +45,33 @@ def test_bins_follow_one_another_without_gap_and_cover_all_values() -> None:
 # ---------------------------------------------------------------- oracle: the stack as a plain list
 
 
-def list_stack(trace: Trace, max_depth: int | None = None) -> tuple[list[int], list[int], list[int], int]:
-    """Distances and ages by a list whose head is the most recent block; also the list at the end and how many were cut."""
-    stack: list[int] = []
-    touched: dict[int, int] = {}
-    distances: list[int] = []
-    ages: list[int] = []
-    cut = 0
-    for ts_us, chain in trace:
-        position = {block: depth for depth, block in enumerate(stack)}
-        for block in chain:
-            distances.append(position.get(block, -1))
-            ages.append(ts_us - touched[block] if block in position else -1)
+class ListStack:
+    """An LRU stack as a list whose head is the most recent block."""
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+        self.cut = 0
+        self._touched: dict[int, int] = {}
+
+    def touch(self, ts_us: int, chain: list[int], limit: int | None = None) -> tuple[list[int], list[int]]:
+        """Distance and age of each block at look-up, -1 where it does not stand in the stack."""
+        position = {block: depth for depth, block in enumerate(self.stack)}
+        distances = [position.get(block, -1) for block in chain]
+        ages = [ts_us - self._touched[block] if block in position else -1 for block in chain]
         members = set(chain)
-        stack = chain + [block for block in stack if block not in members]
-        touched.update(dict.fromkeys(chain, ts_us))
-        if max_depth is not None:
-            cut += len(stack[max_depth:])
-            stack = stack[:max_depth]
-    return distances, ages, stack, cut
+        self.stack = chain + [block for block in self.stack if block not in members]
+        self._touched.update(dict.fromkeys(chain, ts_us))
+        if limit is not None:
+            self.cut += len(self.stack[limit:])
+            self.stack = self.stack[:limit]
+        return distances, ages
+
+
+def list_stack(trace: Trace, limit: int | None = None) -> tuple[list[int], list[int], list[int], int]:
+    """Distances and ages of a whole trace, the stack at its end, and how many blocks were cut off."""
+    oracle = ListStack()
+    answers = [oracle.touch(ts_us, chain, limit) for ts_us, chain in trace]
+    return [d for part in answers for d in part[0]], [a for part in answers for a in part[1]], oracle.stack, oracle.cut
 
 
 def columns(trace: Trace) -> ChainColumns:
@@ -229,6 +237,19 @@ def test_offsets_that_do_not_fit_are_refused(offsets: list[int], reason: str) ->
 def test_a_depth_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         RunStack(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prefix_traces(), st.lists(st.one_of(st.none(), st.integers(1, 60)), min_size=31, max_size=31))
+def test_a_depth_that_changes_takes_hold_after_the_next_request(trace: Trace, limits: list[int | None]) -> None:
+    stack, oracle = RunStack(initial_room=4, filter_bits=14), ListStack()
+    for (ts_us, chain), limit in zip(trace, limits, strict=False):
+        stack.max_depth_blocks = limit
+        distances, ages = stack.touch(*_one(ts_us, chain)).per_block()
+        assert (distances.tolist(), ages.tolist()) == oracle.touch(ts_us, chain, limit)
+        assert stack.max_depth_blocks == limit
+        assert [block for block, _ in from_top(stack)] == oracle.stack
+    assert stack.trimmed_blocks == oracle.cut
 
 
 def test_empty_calls_and_empty_chains() -> None:

@@ -67,8 +67,6 @@ class RunStack:
     """
 
     def __init__(self, max_depth_blocks: int | None = None, *, filter_bits: int = 22, initial_room: int = 1024) -> None:
-        if max_depth_blocks is not None and max_depth_blocks < 1:
-            raise ValueError(f"max_depth_blocks is {max_depth_blocks}; it must be at least 1, or None for no limit")
         room = max(int(initial_room), 4)
         self._filter_words = 1 << max(filter_bits - 6, 1)
         self._stack = kernel.Stack(
@@ -83,22 +81,24 @@ class RunStack:
         )
         at = self._stack.at
         at[kernel.FREE], at[kernel.BOTTOM] = -1, 1
-        at[kernel.MAX_DEPTH] = kernel.NO_LIMIT if max_depth_blocks is None else max_depth_blocks
+        self.max_depth_blocks = max_depth_blocks
+
+    @property
+    def max_depth_blocks(self) -> int | None:
+        """Greatest depth, None for no limit. A new value takes hold after the next request. Raises `ValueError` below 1."""
+        limit = int(self._stack.at[kernel.MAX_DEPTH])
+        return None if limit == kernel.NO_LIMIT else limit
+
+    @max_depth_blocks.setter
+    def max_depth_blocks(self, blocks: int | None) -> None:
+        if blocks is not None and blocks < 1:
+            raise ValueError(f"max_depth_blocks is {blocks}; it must be at least 1, or None for no limit")
+        self._stack.at[kernel.MAX_DEPTH] = kernel.NO_LIMIT if blocks is None else blocks
 
     @property
     def depth_blocks(self) -> int:
         """Blocks that now stand in the stack."""
         return int(self._stack.at[kernel.DEPTH])
-
-    @property
-    def max_depth_blocks(self) -> int | None:
-        """Depth that each request is cut back to; may be set at any time and counts from the next request on."""
-        limit = int(self._stack.at[kernel.MAX_DEPTH])
-        return None if limit == kernel.NO_LIMIT else limit
-
-    @max_depth_blocks.setter
-    def max_depth_blocks(self, limit: int | None) -> None:
-        self._stack.at[kernel.MAX_DEPTH] = kernel.NO_LIMIT if limit is None else max(limit, 1)
 
     @property
     def trimmed_blocks(self) -> int:
@@ -122,8 +122,7 @@ class RunStack:
         ts_us, offsets = np.ascontiguousarray(ts_us, np.int64), np.ascontiguousarray(offsets, np.int64)
         hashes = np.ascontiguousarray(hashes, np.uint64).view()
         hashes.flags.writeable = False  # one compiled variant, whether or not the caller's buffer may be written
-        _check(ts_us, offsets, hashes)
-        self._fit_pieces(int(np.max(np.diff(offsets), initial=0)) + 1)
+        self._fit_pieces(_longest(ts_us, offsets, hashes) + 1)
         self._stack.at[kernel.RUNS] = 0
         out, done = _columns(2 * ts_us.size + 16), 0
         while done < ts_us.size:
@@ -222,8 +221,11 @@ def _columns(size: int) -> kernel.RunColumns:
     return kernel.RunColumns(request, position, length, distance, age_us, beyond)
 
 
-def _check(ts_us: I64, offsets: I64, hashes: U64) -> None:
+def _longest(ts_us: I64, offsets: I64, hashes: U64) -> int:
+    """Blocks of the longest chain. Raises `ValueError` for offsets that do not fit."""
     if offsets.ndim != 1 or offsets.size != ts_us.size + 1:
         raise ValueError(f"{offsets.size} offsets for {ts_us.size} requests; there must be one more than requests")
-    if offsets[0] < 0 or offsets[-1] > hashes.size or np.any(np.diff(offsets) < 0):
+    lengths = offsets[1:] - offsets[:-1]
+    if offsets[0] < 0 or offsets[-1] > hashes.size or (lengths.size and lengths.min() < 0):
         raise ValueError(f"offsets must rise within [0, {hashes.size}], the number of hashes")
+    return int(lengths.max()) if lengths.size else 0
