@@ -45,10 +45,10 @@ class Load:
 
 
 def load_change(requests: Floats, prompt_tokens: Floats, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> Load:
-    """Load of the masked windows `after` against `before`, per window; inf where there was none before."""
+    """Load of the median window `after` against `before` (a cut-off last minute does not count); inf where there was none before."""
 
     def relative(series: Floats) -> float:
-        old, new = float(series[before].mean()), float(series[after].mean())
+        old, new = float(np.median(series[before])), float(np.median(series[after]))
         return (new - old) / old if old else (0.0 if new == 0 else float("inf"))
 
     return Load(relative(requests), relative(prompt_tokens))

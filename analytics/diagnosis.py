@@ -18,7 +18,7 @@ from analytics.detectors import DETECTORS, Load, load_change
 from analytics.evidence import Suspects, describe, suspects
 from analytics.frame import CAUSE_INDEX, CAUSES, Floats, Frame, Span
 from analytics.identity import Decomposition, bootstrap, decompose, interval, prefill_seconds, scale_to
-from analytics.pool import capacity_players
+from analytics.pool import PoolChange
 
 VERDICTS: tuple[str, ...] = (
     "routing_migration",
@@ -192,8 +192,9 @@ def diagnose(
     tokens = view.tokens
     split = decompose(tokens[stretches.before].sum(axis=0), tokens[stretches.after].sum(axis=0))
     draws = bootstrap(tokens[stretches.before], tokens[stretches.after], rng)
-    found = suspects(view, frame, stretches.before, stretches.after)
-    players = _players(frame, stretches)
+    pool = _pool_change(frame, stretches)
+    players = pool.players() if pool else np.zeros((3, len(frame.tenants)))
+    found = suspects(view, frame, stretches.before, stretches.after, pool)
     groups = _groups(view, split, draws, players, found)
     low, high = (100.0 * bound for bound in interval(draws.change))
     declined = stretches.significant and (stretches.onset is not None or (high < 0 and float(split.change) <= -MIN_EFFECT))
@@ -263,12 +264,13 @@ def _span(frame: Frame, mask: NDArray[np.bool_]) -> Span:
     return frame.span(int(found[0]), int(found[-1]) + 1)
 
 
-def _players(frame: Frame, stretches: _Stretches) -> Floats:
+def _pool_change(frame: Frame, stretches: _Stretches) -> PoolChange | None:
+    """The shared pool before and after; None where capacity or reuse times are unknown."""
     capacity = [float(frame.fleet.capacity_blocks[mask].sum(axis=1).mean()) for mask in (stretches.before, stretches.after)]
     if not frame.reuse.blocks.size or min(capacity) <= 0:
-        return np.zeros((3, len(frame.tenants)))
+        return None
     before, after = (frame.histograms(mask) for mask in (stretches.before, stretches.after))
-    return capacity_players(before, after, *capacity)
+    return PoolChange(before, after, *capacity)
 
 
 def _capacity_parts(split: Decomposition, players: Floats, found: Suspects) -> Floats:

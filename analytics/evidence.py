@@ -11,20 +11,23 @@ from numpy.typing import NDArray
 from analytics.detectors import Load
 from analytics.frame import CAUSE_INDEX, Floats, Frame
 from analytics.identity import Decomposition
+from analytics.pool import PoolChange
 
 Mask = NDArray[np.bool_]
 
 SHRUNK = -0.02
 GROWTH = 1.25
+LEAST_HARM = 0.003
 
 
 @dataclass(frozen=True)
 class Suspects:
     """Who could be behind a decline.
 
-    `neighbour` is the tenant whose stores grew most and whose allocations cost the others most ('' if nobody stands out or the fleet
-    shrank), `instance` the one that restarted or left. `capacity_change` is relative; `absent_share` of it (0 to 1) is instances that
-    were gone rather than smaller. `engine_change_points` is dH by the engines' own counters, None if unknown.
+    `neighbour` is the tenant whose own change takes most capacity from the others ('' if nobody stands out or the fleet shrank), with
+    `neighbour_growth` of its stored blocks per minute (ratio) and `neighbour_loss_points` of what it costs the others. `instance` is the
+    one that restarted or left. `capacity_change` is relative; `absent_share` of it (0 to 1) is instances that were gone rather than
+    smaller. `engine_change_points` is dH by the engines' own counters, None if unknown.
     """
 
     neighbour: str
@@ -37,26 +40,46 @@ class Suspects:
     engine_change_points: float | None
 
 
-def suspects(view: Frame, frame: Frame, before: Mask, after: Mask) -> Suspects:
+def suspects(view: Frame, frame: Frame, before: Mask, after: Mask, pool: PoolChange | None) -> Suspects:
     """Suspects of the change between two sets of windows; `view` is the frame limited to the tenants whose loss is explained."""
     capacity, absent = _capacity(frame, before, after)
-    neighbour, growth, loss = _neighbour(view, frame, before, after) if capacity > SHRUNK else ("", 0.0, 0.0)
+    neighbour, growth, loss = "", 0.0, 0.0
+    if capacity > SHRUNK:
+        harm = _modelled_harm(view, pool, before, after) if pool else _observed_harm(view, frame, before, after)
+        culprit = int(np.argmax(harm))
+        if harm[culprit] > LEAST_HARM and harm[culprit] >= 0.5 * np.clip(harm, 0, None).sum():
+            neighbour, loss = frame.tenants[culprit], 100.0 * float(harm[culprit])
+            growth = _growth(frame.stored_blocks, culprit, before, after)
     instance, lost = _instance(frame, before, after)
     return Suspects(neighbour, growth, loss, instance, lost, capacity, absent, _engine_change(view, frame, before, after))
 
 
-def _neighbour(view: Frame, frame: Frame, before: Mask, after: Mask) -> tuple[str, float, float]:
-    """The tenant whose stores per minute rose by more than anybody else's, if its evictions also cost the others more than before."""
-    stored = frame.stored_blocks[after].mean(axis=0) - frame.stored_blocks[before].mean(axis=0)
-    taken = frame.taken_blocks[after].mean(axis=0) - frame.taken_blocks[before].mean(axis=0)
+def _modelled_harm(view: Frame, pool: PoolChange, before: Mask, after: Mask) -> Floats:
+    """Hit ratio (0 to 1) that each tenant's change alone takes from the others, by the shared pool's counterfactuals.
+
+    Who evicted whom does not tell: once the pool is too small, victims that come back evict each other.
+    """
+    influence = pool.influence()
+    np.fill_diagonal(influence, 0.0)
+    prompt = [view.prompt_tokens[mask].sum(axis=0) for mask in (before, after)]
+    share = sum(side / max(float(side.sum()), 1.0) for side in prompt) / 2.0
+    return np.asarray(influence @ share, np.float64)
+
+
+def _observed_harm(view: Frame, frame: Frame, before: Mask, after: Mask) -> Floats:
+    """The same from evictions, where there are no reuse times: only tenants whose stores or evictions of others grew by a quarter count."""
     loss = _other_share(view, after) - _other_share(view, before)
-    for rise in (stored, taken):
-        culprit = int(np.argmax(rise))
-        old = float((frame.stored_blocks if rise is stored else frame.taken_blocks)[before, culprit].mean())
-        ratio = (old + float(rise[culprit])) / old if old else float("inf")
-        if rise[culprit] > 0 and ratio >= GROWTH and loss[culprit] > 0 and loss[culprit] >= 0.5 * np.clip(loss, 0, None).sum():
-            return frame.tenants[culprit], ratio, 100.0 * float(loss[culprit])
-    return "", 0.0, 0.0
+    grew = [
+        max(_growth(blocks, tenant, before, after) for blocks in (frame.stored_blocks, frame.taken_blocks)) >= GROWTH
+        for tenant in range(len(frame.tenants))
+    ]
+    return np.where(grew, loss, 0.0)
+
+
+def _growth(blocks: NDArray[np.int64], tenant: int, before: Mask, after: Mask) -> float:
+    """Blocks per minute after over before; inf from nothing."""
+    old, new = float(blocks[before, tenant].mean()), float(blocks[after, tenant].mean())
+    return new / old if old else (float("inf") if new else 1.0)
 
 
 def _other_share(view: Frame, mask: Mask) -> Floats:
@@ -118,8 +141,7 @@ def describe(
         yield f"{found.lost} loss(es) of cached state (restart, clear or removal), most on {found.instance}."
     if found.neighbour:
         grew = "from nothing" if not np.isfinite(found.neighbour_growth) else f"{found.neighbour_growth:.1f} times"
-        yield (f"{found.neighbour} stores grew {grew}; its allocations cost the others "
-               f"{found.neighbour_loss_points:.1f} points of their prompt tokens more than before.")  # fmt: skip
+        yield f"{found.neighbour}: stores grew {grew}; its change alone takes {found.neighbour_loss_points:.1f} points from the others."
     if verdict in ("tenant_reuse_shift", "tenant_mix_shift", "routing_migration", "prompt_shape") and target:
         yield f"{target} carries most of it."
     if verdict == "measurement" and found.engine_change_points is not None:

@@ -136,32 +136,59 @@ def instances_hit_ratio(
     return (float(hits.sum() / totals.sum()) if totals.sum() else 0.0), ratio
 
 
-def capacity_players(
-    before: Sequence[ReuseHistogram], after: Sequence[ReuseHistogram], capacity_before: float, capacity_after: float
-) -> Floats:
-    """Modelled change of every tenant's capacity-miss share [3, T], split between (less capacity, its own reuse, its neighbours).
+class PoolChange:
+    """One pool before and after a change, for counterfactuals: any mix of old and new capacity and old and new histograms.
 
-    A tenant's capacity-miss share is that of its blocks that were seen before but not within the pool's characteristic time. Each of the
-    eight counterfactuals takes capacity, own histogram and neighbours' histograms from before or after; Shapley values of those. The
-    fleet is one mean-field instance: histograms summed over instances against the total capacity, since rate and capacity scale alike.
-    Cost: O(tenants * grid), grid of 600 times; curves between grid points are interpolated.
+    `before` and `after` hold one histogram per tenant. The fleet is one mean-field instance: histograms summed over instances against the
+    total capacity, since rate and capacity scale alike. Curves are tabulated at 600 times and interpolated. Cost: O(tenants * bins * 600).
+    A tenant's capacity-miss share is that of its blocks that were seen before but not within the pool's characteristic time.
     """
-    longest = max([1.0, *(float(h.to_s.max()) for h in (*before, *after) if h.to_s.size)])
-    grid = np.concatenate([[0.0], np.geomspace(1e-3, longest, 560), longest * np.geomspace(1.1, 1e6, 40)])
-    occupancy = np.array([[[h.occupancy_blocks(t) for t in grid] for h in side] for side in (before, after)])
-    missed = np.array([[[_capacity_miss(h, t) for t in grid] for h in side] for side in (before, after)])
-    total, capacity = occupancy.sum(axis=1), (capacity_before, capacity_after)
 
-    def value(players: frozenset[int]) -> Floats:
-        space, own, others = (int(player in players) for player in range(3))
-        out = np.zeros(len(before))
-        for tenant in range(len(before)):
-            filled = total[others] - occupancy[others, tenant] + occupancy[own, tenant]
-            time_s = np.interp(capacity[space], filled, grid)
-            out[tenant] = np.interp(time_s, grid, missed[own, tenant])
+    def __init__(
+        self, before: Sequence[ReuseHistogram], after: Sequence[ReuseHistogram], capacity_before: float, capacity_after: float
+    ) -> None:
+        longest = max([1.0, *(float(h.to_s.max()) for h in (*before, *after) if h.to_s.size)])
+        self.grid = np.concatenate([[0.0], np.geomspace(1e-3, longest, 560), longest * np.geomspace(1.1, 1e6, 40)])
+        self.capacity = (capacity_before, capacity_after)
+        self.occupancy = np.array([[[h.occupancy_blocks(t) for t in self.grid] for h in side] for side in (before, after)])
+        self.missed = np.array([[[_capacity_miss(h, t) for t in self.grid] for h in side] for side in (before, after)])
+        self.total = self.occupancy.sum(axis=1)
+
+    def players(self) -> Floats:
+        """Change of every tenant's capacity-miss share [3, T], split between (less capacity, its own reuse, its neighbours) by Shapley."""
+
+        def value(players: frozenset[int]) -> Floats:
+            space, own, others = (int(player in players) for player in range(3))
+            out = np.zeros(self.occupancy.shape[1])
+            for tenant in range(out.size):
+                filled = self.total[others] - self.occupancy[others, tenant] + self.occupancy[own, tenant]
+                out[tenant] = self._missed(own, self._time_s(filled, space))[tenant]
+            return out
+
+        return shapley(3, value)
+
+    def influence(self) -> Floats:
+        """What each tenant's change alone does to each tenant's capacity-miss share [culprit, victim].
+
+        The mean of two counterfactuals: the culprit changes first (all else as before), and last (all else as after).
+        """
+        tenants = self.occupancy.shape[1]
+        out = np.zeros((tenants, tenants))
+        for side, sign in ((0, 1.0), (1, -1.0)):
+            unchanged = self._missed(side, self._time_s(self.total[side], side))
+            for culprit in range(tenants):
+                swapped = self.total[side] - self.occupancy[side, culprit] + self.occupancy[1 - side, culprit]
+                out[culprit] += sign * (self._missed(side, self._time_s(swapped, side)) - unchanged) / 2.0
         return out
 
-    return shapley(3, value)
+    def _time_s(self, filled: Floats, space: int) -> float:
+        return float(np.interp(self.capacity[space], filled, self.grid))
+
+    def _missed(self, side: int, time_s: float) -> Floats:
+        place = np.interp(time_s, self.grid, np.arange(self.grid.size))
+        low = min(int(place), self.grid.size - 2)
+        columns = self.missed[side]
+        return columns[:, low] + (place - low) * (columns[:, low + 1] - columns[:, low])
 
 
 def _capacity_miss(histogram: ReuseHistogram, time_s: float) -> float:

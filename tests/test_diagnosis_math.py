@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 
 from analytics.detectors import DETECTORS, best_stretch, load_change, step
 from analytics.identity import bootstrap, decompose, fit_prefill_cost, interval, prefill_seconds, resample, scale_to, shapley
-from analytics.pool import ReuseHistogram, capacity_players, characteristic_time_s, instances_hit_ratio, pooled_hit_ratio, solve
+from analytics.pool import PoolChange, ReuseHistogram, characteristic_time_s, instances_hit_ratio, pooled_hit_ratio, solve
 from analytics.queueing import Queue
 
 
@@ -274,12 +274,15 @@ def test_more_capacity_never_hurts_and_instances_scale_it() -> None:
 
 def test_players_name_capacity_own_reuse_or_neighbours() -> None:
     calm, wide = independent(zipf(1000, 0.8), 30.0), independent(zipf(4000, 0.6), 120.0)
-    cut = capacity_players([calm, calm], [calm, calm], 800.0, 300.0)
-    assert cut[0] == pytest.approx([1 - solve([calm, calm], 300).hit_ratio[0] - 1 + solve([calm, calm], 800).hit_ratio[0]] * 2, abs=0.002)
+    cut = PoolChange([calm, calm], [calm, calm], 800.0, 300.0).players()
+    assert cut[0] == pytest.approx(solve([calm, calm], 800).hit_ratio - solve([calm, calm], 300).hit_ratio, abs=0.002)
     assert np.abs(cut[1:]).max() < 1e-9
-    noisy = capacity_players([calm, calm], [calm, wide], 800.0, 800.0)
+    change = PoolChange([calm, calm], [calm, wide], 800.0, 800.0)
+    noisy = change.players()
     assert noisy[2, 0] > 0.05 and abs(noisy[0, 0]) + abs(noisy[1, 0]) < 1e-9
     assert noisy[1, 1] > 0.05
+    influence = change.influence()
+    assert influence[1, 0] == pytest.approx(noisy[2, 0]) and np.abs(influence[0]).max() < 1e-9
 
 
 # --- queue -------------------------------------------------------------------------------------------------------------------------
