@@ -29,7 +29,7 @@ from streams.app import AppConfig, Group
 from streams.shard import Shard, ShardConfig
 
 PARTITIONS = 8
-MINUTES = 20
+MINUTES = 4
 _T0_US = 1_700_000_000_000_000 // 60_000_000 * 60_000_000
 
 

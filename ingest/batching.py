@@ -95,17 +95,18 @@ class Batcher:
         """Add columns of one kind in row order; `instance` rows go to every partition."""
         if batch.num_rows == 0:
             return
-        batch = batch.select(SCHEMAS[kind].names)
+        batch = _typed(kind, batch)
         self.rows += batch.num_rows
         if kind == "instance":
             for partition in range(self._partitions):
                 self._add_rows(partition, kind, batch)
             return
         owners = self._owners(batch.column("tenant"))
-        present = np.unique(owners)
-        for partition in present:
-            mine = batch if len(present) == 1 else batch.take(pa.array(np.flatnonzero(owners == partition)))
-            self._add_rows(int(partition), kind, mine)
+        present, counts = np.unique(owners, return_counts=True)
+        if len(present) > 1:  # one gather for all partitions, then slices; a stable sort keeps each one's row order
+            batch = batch.take(pa.array(np.argsort(owners, kind="stable")))
+        for partition, start, count in zip(present, np.cumsum(counts) - counts, counts, strict=True):
+            self._add_rows(int(partition), kind, batch.slice(int(start), int(count)))
 
     def advance(self, now_s: float | None = None) -> None:
         """Cut every open batch older than the linger at `now_s` (event seconds without a clock, else wall seconds; default: the clock)."""
@@ -202,10 +203,12 @@ def _joined(kind: Kind, parts: list[pa.RecordBatch | msgspec.Struct]) -> pa.Reco
         batches.append(part)
     if structs:
         batches.append(to_batch(kind, structs))
-    return batches[0] if len(batches) == 1 else pa.concat_batches([_typed(kind, batch) for batch in batches])
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _typed(kind: Kind, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with the contract's columns in its order and types."""
     schema = SCHEMAS[kind]
-    columns = [batch.column(f.name) if batch.column(f.name).type == f.type else batch.column(f.name).cast(f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    columns = [batch.column(name) for name in schema.names]
+    fitted = [column if column.type == field.type else column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(fitted, schema=schema)

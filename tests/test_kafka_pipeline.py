@@ -33,10 +33,10 @@ ROOT = Path(__file__).parent.parent
 SESSION_S = 0.9
 
 
-def _publish(kafka: str, topic: str, made: Sequence[Event], partitions: int, max_rows: int = 40) -> None:
+def _publish(kafka: str, topic: str, made: Sequence[Event], partitions: int) -> None:
     ensure_topics(kafka, {topic: partitions, DLQ_TOPIC: 1})
     sink = KafkaSink(kafka, topic)
-    batcher = Batcher(sink, partitions, max_rows=max_rows)
+    batcher = Batcher(sink, partitions, max_rows=40)
     for event in made:
         batcher.add(event)
     batcher.flush()
@@ -48,7 +48,7 @@ def _undisturbed(
 ) -> dict[str, list[str]]:
     """Rows of the plain loop over a local log of the same events."""
     with LocalLog(folder, topic, partitions) as log:
-        batcher = Batcher(log, partitions, max_rows=max_rows)
+        batcher = Batcher(log, partitions, max_rows=40, linger_s=4.0)
         for event in made:
             batcher.add(event)
         batcher.flush()
@@ -99,7 +99,7 @@ def test_two_members_and_one_give_the_rows_of_the_plain_loop(kafka: str, topic: 
     assert len(wanted["access_raw"]) == 4000 and len(wanted["cause_1m"]) > 100
     ensure_topics(kafka, {topic: 8, DLQ_TOPIC: 1})
     sink = KafkaSink(kafka, topic)
-    batcher = Batcher(sink, 8, max_rows=40)
+    batcher = Batcher(sink, 8, max_rows=40, linger_s=4.0)
     with _second_store(embedded, "one") as (one, one_url), _second_store(embedded, "two") as (two, two_url):
         config = _config(kafka, topic, two_url, until_end=False)
         with Group(config) as first, Group(config) as second:
@@ -230,16 +230,19 @@ class Killed:
         self._command += ["--partitions", "4", "--checkpoint-s", "0.15", "--session-timeout-s", str(SESSION_S)]
 
     def run_and_kill(self, rng: random.Random, portion: Callable[[], None]) -> str:
-        """Start, wait for the first progress line that shows work, kill a random moment later; returns what it had printed last."""
+        """Start with records waiting, publish more when it works, kill a random moment later; returns what it had printed last.
+
+        Every third one is killed a random moment after its start instead, at work or not.
+        """
         process = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
-        portion()
-        last = ""
+        last, at_work = "", rng.random() < 0.67
         for line in process.stderr:
             last = line.strip()
-            if " records " in line and " 0 records " not in line:
+            if " records " in line and (" 0 records " not in line or not at_work):
                 break
-        time.sleep(rng.uniform(0.0, 0.6))
+        portion()
+        time.sleep(rng.uniform(0.0, 0.7 if at_work else 2.5))
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, f"the worker ended by itself: {last}"
         process.stderr.close()
@@ -267,11 +270,12 @@ class Killed:
 def test_ten_sigkills_at_random_points_leave_the_rows_of_an_undisturbed_run(
     kafka: str, topic: str, embedded: Store, tmp_path: Path
 ) -> None:
-    made = events(6000, tenants=12)
-    wanted = _undisturbed(tmp_path / "log", embedded, topic, made, 4, max_rows=20)
+    made = events(4000, tenants=12, step_us=150_000)
+    wanted = _undisturbed(tmp_path / "log", embedded, topic, made, 4)
+    assert len({json.loads(row)["window_start"] for row in wanted["traffic_1m"]}) >= 10
     ensure_topics(kafka, {topic: 4, DLQ_TOPIC: 1})
     sink, rng = KafkaSink(kafka, topic), random.Random(7)
-    batcher = Batcher(sink, 4, max_rows=20)
+    batcher = Batcher(sink, 4, max_rows=40, linger_s=4.0)
     rest = iter(made)
 
     def portion() -> None:
@@ -279,6 +283,7 @@ def test_ten_sigkills_at_random_points_leave_the_rows_of_an_undisturbed_run(
             batcher.add(next(rest))
         sink.flush()
 
+    portion()
     url = f"chdb://{tmp_path / 'killed'}"
     worker = Killed(kafka, topic, url)
     seen = [worker.run_and_kill(rng, portion) for _ in range(10)]
