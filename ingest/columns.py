@@ -21,8 +21,7 @@ _UNITS = {"0": "s", "3": "ms", "6": "us", "9": "ns"}
 
 def arrow_type(kind: str) -> pa.DataType:
     """Arrow type in which a column of a ClickHouse type is sent. Raises `ValueError` for a type that the schema does not use."""
-    while match := re.fullmatch(r"(?:Nullable|LowCardinality)\((.*)\)", kind):
-        kind = match[1]
+    kind = _inner(kind)
     if match := re.fullmatch(r"Array\((.*)\)", kind):
         return pa.list_(arrow_type(match[1]))
     if match := re.fullmatch(r"Map\((.*), (\w+)\)", kind):
@@ -33,6 +32,12 @@ def arrow_type(kind: str) -> pa.DataType:
     if simple not in _SIMPLE:
         raise ValueError(f"no Arrow type is set for {kind}")
     return _SIMPLE[simple]
+
+
+def _inner(kind: str) -> str:
+    while match := re.fullmatch(r"(?:Nullable|LowCardinality)\((.*)\)", kind):
+        kind = match[1]
+    return kind
 
 
 def fit(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
@@ -52,6 +57,21 @@ def fit(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
         return column if column.type == target else column.cast(target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(f"{column.type} does not fit {kind}: {str(error).splitlines()[0]}") from error
+
+
+def identify(block: pa.Table, kinds: Mapping[str, str]) -> tuple[str, dict[str, object]]:
+    """An SQL condition with its parameters that the first row of a block meets: equality in every text, integer and time it holds.
+
+    `kinds` are the ClickHouse types by column. Nulls, floats, bytes, lists and maps are left out.
+    """
+    tests: list[str] = []
+    params: dict[str, object] = {}
+    for index, name in enumerate(block.column_names):
+        value = block.column(name)[0].as_py()
+        if isinstance(value, str | int | datetime):
+            tests.append(f"`{name}` = {{v{index}:{_inner(kinds[name])}}}")
+            params[f"v{index}"] = value
+    return " AND ".join(tests) or "1", params
 
 
 def bind(types: Mapping[str, str], params: Mapping[str, object]) -> dict[str, object]:

@@ -66,6 +66,17 @@ def split(text: str) -> list[str]:
     return statements
 
 
+def body(text: str) -> str:
+    """The first statement of an SQL text, without the comments before it."""
+    return next(iter(split(text)), "")
+
+
+def label(text: str) -> str:
+    """A short name of an SQL text for an error: its first line that is not a comment."""
+    first, *more = body(text).splitlines() or [""]
+    return f"query {first[:80]!r}" + ("..." if more or len(first) > 80 else "")
+
+
 def parameters(text: str) -> dict[str, str]:
     """ClickHouse type of every `{name:Type}` placeholder of a query."""
     return dict(_PLACEHOLDER.findall(text))
@@ -83,6 +94,21 @@ def migrations() -> list[Migration]:
     if numbers != list(range(1, len(found) + 1)):
         raise ValueError(f"migration numbers must run from 1 without gap or repeat, found {numbers}")
     return found
+
+
+def pending(done: Mapping[int, tuple[str, str]]) -> list[Migration]:
+    """Migrations that a database has not run, in order; `done` has the name and sha256 of those that it has, by number.
+
+    Raises `ValueError` when one was edited after the database had run it, or when the database has run one that is unknown here.
+    """
+    known = {migration.number: migration for migration in migrations()}
+    for number, (name, sha256) in done.items():
+        if number not in known:
+            raise ValueError(f"it has run migration {number:04d}_{name}, unknown here; upgrade kvtide")
+        if sha256 != known[number].sha256:
+            file = f"sql/migrations/{number:04d}_{known[number].name}.sql"
+            raise ValueError(f"{file} was edited after it had been run here; restore it and put the change into a new migration")
+    return [migration for number, migration in known.items() if number not in done]
 
 
 def queries() -> dict[str, Query]:

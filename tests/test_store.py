@@ -211,6 +211,34 @@ def test_any_sequence_of_repeats_leaves_each_batch_once(store: Store, tries: lis
     assert found == {batch: 2 for batch, _ in tries}
 
 
+def test_a_token_whose_rows_were_lost_does_not_stop_their_repeat(table: Store) -> None:
+    """An embedded engine that is killed between logging a token and moving its part into place has the one and not the other."""
+    if table.address.path is None:
+        pytest.skip("a server does not die with the worker")
+    for _ in range(3):  # lost twice, and the third time for good
+        table.insert("t", rows_of(1, 2), "a")
+        table.insert("t", rows_of(3), "b")
+        assert table.rows("SELECT k FROM t ORDER BY k") == [{"k": 1}, {"k": 2}, {"k": 3}]
+        table.command("ALTER TABLE t DELETE WHERE k < 3 SETTINGS mutations_sync = 2")
+
+
+def test_a_repeat_is_recognised_by_any_row(store: Store) -> None:
+    for table, columns in (("access_raw", 29), ("instance_raw", 21)):
+        described = store.rows("SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = {t:String}", t=table)
+        assert len(described) == columns
+        empty = {"String": "\\'\t\n", "Map(LowCardinality(String), UInt64)": [("a", 1)], "Array(UInt64)": [2**64 - 1]}
+        row = {
+            c["name"]: None if "Nullable" in c["type"] else empty.get(c["type"].replace("LowCardinality(String)", "String"), 1)
+            for c in described
+        }
+        row = {**row, "causes": [("a", 1)]} if table == "access_raw" else row
+        types = {"causes": pa.map_(pa.string(), pa.uint64()), "chain": pa.list_(pa.uint64())}
+        data = pa.table({name: pa.array([value], types.get(name)) for name, value in row.items() if name != "inserted_at"})
+        for _ in range(3):
+            store.insert(table, data, "token")
+        assert count(store, table) == 1
+
+
 class Flaky:
     """A client whose first inserts fail after, or before, the server has done them."""
 
@@ -321,7 +349,7 @@ def test_a_migration_that_died_half_way_is_completed(store: Store) -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("sha256 = 'x'", "0002_raw.sql was edited after .* had run it; restore the file"),
+        ("sha256 = 'x'", "0002_raw.sql was edited after it had been run here; restore it"),
         ("name = 'new', number = 99", "has run migration 0099_new, unknown here; upgrade kvtide"),
     ],
 )
