@@ -116,10 +116,10 @@ class CauseTable:
 
         Cost: O(ops + missed blocks) probes; O(table) for each instance that goes down or is cleared.
         """
-        blocks = int(accesses.offsets[-1]) if len(accesses.offsets) else 0
-        self._reserve(blocks + len(ops.op), len(fleet.up))
+        missed = int(np.maximum(np.diff(accesses.offsets) - accesses.hit_tokens // self.block_size, 0).sum())
+        self._reserve(missed + int(np.count_nonzero(ops.op == OP_STORED)), len(fleet.up))
         out = tuple(
-            np.empty(blocks + 4 * len(accesses.prompt_tokens), t) for t in (np.int32, np.uint8, np.int32, np.uint8, np.int64, np.int64)
+            np.empty(missed + 4 * len(accesses.prompt_tokens), t) for t in (np.int32, np.uint8, np.int32, np.uint8, np.int64, np.int64)
         )
         n, self.count = _apply(self.table, self.count, self.bloom, fleet, ops, accesses, self.tenant, self.block_size, out)
         return Segments(*(column[:n].copy() for column in out))  # type: ignore[arg-type]

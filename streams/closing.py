@@ -67,20 +67,25 @@ class Placed:
 def in_order(taken: dict[Kind, Pending], rank: dict[Kind, NDArray[np.int64]]) -> dict[Kind, NDArray[np.int64]]:
     """Put every kind's rows in application order, in place of `taken`; returns their ranks, now ascending."""
     for kind in KINDS:
-        taken[kind] = taken[kind].take(np.argsort(rank[kind]))
-    return {kind: np.sort(rank[kind]) for kind in KINDS}
+        if len(rank[kind]) and (np.diff(rank[kind]) < 0).any():
+            taken[kind] = taken[kind].take(np.argsort(rank[kind]))
+    return {kind: np.sort(rank[kind], kind="stable") for kind in KINDS}
 
 
 def placed(rows: Pending, rank: NDArray[np.int64], instance: NDArray[np.int64]) -> Placed:
-    """Rows with their keys, keys sorted by name so that nothing depends on who came first."""
+    """Rows with their keys, in no particular order."""
     columns = [rows.batch.column(name).dictionary_encode() for name in ("tenant", "model")]
-    codes = [column.indices.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns]
-    codes.append(rows.batch.column("block_size").to_numpy().astype(np.int64))
-    if not len(rank):
-        return Placed(rows, rank, [], np.zeros(0, np.int64), instance)
-    distinct, key = np.unique(np.stack(codes, axis=1), axis=0, return_inverse=True)
-    tenant, model = (column.dictionary.to_pylist() for column in columns)
-    return Placed(rows, rank, [(tenant[t], model[m], int(b)) for t, m, b in distinct], key.reshape(-1), instance)
+    tenants, models = (column.dictionary.to_pylist() for column in columns)
+    tenant, model = (column.indices.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns)
+    block_size = rows.batch.column("block_size").dictionary_encode()
+    sizes = block_size.dictionary.to_pylist()
+    # A dense code per combination: bincount instead of sorting strings, since there are few keys and many rows.
+    code = (tenant * len(models) + model) * len(sizes) + block_size.indices.to_numpy(zero_copy_only=False)
+    present = np.flatnonzero(np.bincount(code, minlength=1))
+    keys = [(tenants[c // len(sizes) // len(models)], models[c // len(sizes) % len(models)], sizes[c % len(sizes)]) for c in present]
+    index = np.zeros(present.max(initial=0) + 1, np.int64)
+    index[present] = np.arange(len(present))
+    return Placed(rows, rank, keys, index[code], instance)
 
 
 class WindowWork:
@@ -196,8 +201,10 @@ def _rows_of(placed_rows: Placed, key: Key) -> NDArray[np.int64]:
 
 
 def _chains(batch: pa.RecordBatch, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """(offsets int64[n+1], hashes uint64[m]) of some rows' chains."""
-    chains = batch.column("chain").take(pa.array(rows))
+    """(offsets int64[n+1], hashes uint64[m]) of some rows' chains, rows ascending; a view when all rows are meant."""
+    chains = batch.column("chain")
+    if len(rows) < batch.num_rows:
+        chains = chains.take(pa.array(rows))
     offsets = chains.offsets.to_numpy().astype(np.int64)
     return offsets - offsets[0], chains.flatten().to_numpy()
 
