@@ -160,7 +160,8 @@ class _Attribution:
         elsewhere = max([self._run(chain[:usable], j) for j in self.up if j != i], default=0)
         row = self.tokens[columns.request[k]]
         row[CAUSES.index("hit")] = hit * bs
-        row[CAUSES.index("granularity")] = prompt - usable * bs
+        row[CAUSES.index("granularity")] = (prompt - 1) % bs + 1 if prompt else 0
+        row[CAUSES.index("unobserved")] = prompt - hit * bs - row[CAUSES.index("granularity")] - (usable - hit) * bs
         evictors: dict[int, int] = {}
         for b in range(hit, usable):
             cause = "routing" if b < elsewhere else self._cause(chain[b], tenant, now)

@@ -21,11 +21,11 @@ class Pool:
 
     def begin(self, chain: list[int], usable: int, need: int, tenant: int, now: int) -> tuple[int, np.ndarray | None]:
         ids = np.array(chain, np.int32)
-        run = cache.lookup(self.c, 1, ids, 0, usable)
-        if not cache.fits(self.c, 1, ids, 0, run, need):
-            return run, None
+        run = cache.begin(self.c, 1, ids, 0, usable, need, 0, 1)
+        if run < 0:
+            return cache.lookup(self.c, 1, ids, 0, usable), None
         held = np.empty(need, np.int32)
-        cache.allocate(self.c, 1, ids, 0, run, need, tenant, now, held)
+        cache.allocate(self.c, 1, ids, 0, run, tenant, now, held)
         return run, held
 
     def store(self, chain: list[int], run: int, held: np.ndarray, now: int) -> None:

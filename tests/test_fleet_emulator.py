@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from analytics.fleet import faults
 from analytics.fleet.chunks import LIFECYCLE_REASONS, LIFECYCLES, OUTCOMES, Chunk
 from analytics.fleet.compare import compare_routers
-from analytics.fleet.emulator import CLOSING_US, EPOCH_US, Fleet, FleetConfig
+from analytics.fleet.emulator import CLOSING_US, EPOCH_US, Fleet, FleetConfig, prefill_us
 from analytics.fleet.faults import Fault
 from analytics.fleet.generator import TenantSpec, generate
-from analytics.fleet.prefill import prefill_us
 from analytics.fleet.routers import ROUTERS, RouterSpec
 from analytics.fleet.truth import CAUSES
 from analytics.fleet.workload import Workload
@@ -67,6 +66,11 @@ def test_last_token_is_always_computed() -> None:
     assert tokens(result, 1) == {"hit": 4, "granularity": 4}
     assert tokens(result, 2) == {"hit": 8, "granularity": 1}
     assert tokens(result, 0) == {"cold": 4, "granularity": 4}
+
+
+def test_blocks_that_the_load_does_not_name_are_unobserved() -> None:
+    result = run(load((0, 0, "x", 9), (5, 0, "x", 9)))  # 13 tokens, of which 4 named and 12 usable
+    assert tokens(result, 1) == {"hit": 4, "unobserved": 8, "granularity": 1}
 
 
 def test_queue_is_first_come_first_served() -> None:
@@ -181,7 +185,7 @@ def test_impossible_schedules_are_refused(schedule: tuple[Fault, ...], message: 
 
 requests = st.lists(
     st.tuples(
-        st.floats(0, 12).map(lambda at: round(at, 1)), st.integers(0, 2), st.text("xy", max_size=6), st.integers(0, BS - 1)
+        st.floats(0, 12).map(lambda at: round(at, 1)), st.integers(0, 2), st.text("xy", max_size=6), st.integers(0, 2 * BS)
     ),
     min_size=1,
     max_size=60,
@@ -231,7 +235,7 @@ def test_truth_sums_to_the_prompt_and_agrees_with_the_events(
 
 
 def test_random_fleets_meet_every_cause() -> None:
-    """The property above would be empty for a cause that never occurs; `unobserved` and `beyond` are not the emulator's."""
+    """The property above would be empty for a cause that never occurs; `beyond` is not the emulator's."""
     rng = np.random.default_rng(0)
     met = np.zeros(len(CAUSES), np.int64)
     for seed in range(150):
@@ -240,7 +244,7 @@ def test_random_fleets_meet_every_cause() -> None:
                 round(float(rng.uniform(0, 12)), 1),
                 int(rng.integers(3)),
                 "".join(rng.choice(list("xy"), rng.integers(7))),
-                int(rng.integers(BS)),
+                int(rng.integers(2 * BS)),
             )
             for _ in range(60)
         )
@@ -251,7 +255,7 @@ def test_random_fleets_meet_every_cause() -> None:
         expected, _ = causes_from_events(list(fleet.run()), workload)
         assert fleet.result is not None and np.array_equal(fleet.result.tokens, expected)
         met += expected.sum(axis=0)
-    assert {cause for cause, n in zip(CAUSES, met, strict=True) if not n} == {"unobserved", "beyond"}
+    assert {cause for cause, n in zip(CAUSES, met, strict=True) if not n} == {"beyond"}
 
 
 # -- a whole run ----------------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ FREE, LIVE, CAPACITY, EVICTABLE, SPARE, QUERY_TOKENS, HIT_TOKENS, INCARNATION, I
 SEQ, TS_US, INSTANCE, BLOCK, KIND, REASON, CAUSE_TENANT, IDLE_US, LIFE, EVENT_FIELDS = range(10)
 STORED, EVICTED = 0, 1
 NO_REASON, PRESSURE, RESIZE, LOST = 0, 1, 2, 3  # LOST: restart, removal or clear
+BLOCKED, TOO_BIG = -1, -2  # what `begin` returns instead of a leading run
 # Counters of the whole fleet: the next sequence number, events in the buffer, and how many of those the truth has seen.
 NEXT_SEQ, EVENTS, OBSERVED, COUNTERS = range(4)
 
@@ -153,19 +154,32 @@ def leading_runs(c, ids, start, usable, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def fits(c, i, ids, start, run, need):  # type: ignore[no-untyped-def]
-    """True if `need` physical blocks can be had now, when the first `run` are resident: reused free blocks leave the queue too."""
-    reused = 0
-    for b in range(run):
-        reused += c.blocks[i, c.heads[ids[start + b], i], HOLDERS] == 0
-    return need - run <= c.instances[i, FREE] - reused
+def begin(c, i, ids, start, usable, need, prompt_tokens, block_size):  # type: ignore[no-untyped-def]
+    """Look up a request that needs `need` physical blocks: its leading run in blocks, BLOCKED or TOO_BIG.
+
+    BLOCKED: free blocks do not suffice now (reused free blocks leave the queue too). Otherwise the look-up takes a sequence number and
+    counts its tokens; TOO_BIG (more than the capacity) counts without a hit. Cost: O(usable).
+    """
+    state = c.instances[i]
+    run = TOO_BIG
+    if need <= state[CAPACITY]:
+        run = lookup(c, i, ids, start, usable)
+        reused = 0
+        for b in range(run):
+            reused += c.blocks[i, c.heads[ids[start + b], i], HOLDERS] == 0
+        if need - run > state[FREE] - reused:
+            return BLOCKED
+    c.counters[NEXT_SEQ] += 1
+    state[QUERY_TOKENS] += prompt_tokens
+    state[HIT_TOKENS] += max(run, 0) * block_size
+    return run
 
 
 @njit(cache=True, nogil=True)
-def allocate(c, i, ids, start, run, need, tenant, now, held):  # type: ignore[no-untyped-def]
-    """Pin the leading run and take `need - run` blocks from the front of the free queue; physical blocks go to `held`.
+def allocate(c, i, ids, start, run, tenant, now, held):  # type: ignore[no-untyped-def]
+    """Pin the leading run and fill `held` up with blocks from the front of the free queue.
 
-    `fits` must hold. Evictions become events with reason pressure and the allocating tenant. Cost: O(need).
+    `begin` must just have returned `run`. Evictions become events with reason pressure and the allocating tenant. Cost: O(len(held)).
     """
     blocks = c.blocks[i]
     for b in range(run):
@@ -174,7 +188,7 @@ def allocate(c, i, ids, start, run, need, tenant, now, held):  # type: ignore[no
             _unlink(c, i, block)
         blocks[block, HOLDERS] += 1
         held[b] = block
-    for b in range(run, need):
+    for b in range(run, held.size):
         block = _pop(c, i, now, PRESSURE, tenant)
         blocks[block, HOLDERS] = 1
         held[b] = block

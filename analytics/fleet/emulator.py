@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,9 @@ from analytics.fleet.chunks import (
     instance_columns,
     residency_columns,
 )
+from analytics.fleet.config import FleetConfig as FleetConfig
+from analytics.fleet.config import prefill_us as prefill_us
 from analytics.fleet.faults import Fault, extent
-from analytics.fleet.prefill import BLOCKED, TOO_BIG, begin, prefill_us
 from analytics.fleet.result import FleetResult
 from analytics.fleet.routers import RouteRequest, RouterSpec, View
 from analytics.fleet.workload import Workload
@@ -37,30 +38,6 @@ EPOCH_US = 1_735_689_600_000_000  # 2025-01-01T00:00:00Z
 CLOSING_US = 180_000_000  # the last heartbeat comes this much after the last event, so that every window closes
 _FINISH, _RELEASE, _UP, _FAULT = range(4)  # order among events of one microsecond; arrivals and heartbeats come after them
 _SERVED, _FAILED = 0, 1
-
-
-@dataclass(frozen=True)
-class FleetConfig:
-    """A fleet of equal instances.
-
-    Prefilling tokens [s, e) costs `cost_a_s*(e-s) + cost_b_s*(e*e-s*s)/2` seconds. KV stays pinned for `hold_s` after the prefill, while
-    it is transferred. `store_when` says when new blocks become visible to look-ups: at `schedule` (vLLM) or at the prefill's `finish`.
-    """
-
-    instances: int = 4
-    capacity_blocks: int = 8192
-    cost_a_s: float = 4e-5
-    cost_b_s: float = 4e-9
-    hold_s: float = 0.05
-    store_when: Literal["schedule", "finish"] = "schedule"
-    heartbeat_s: float = 10.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.instances < 1 or self.capacity_blocks < 1 or self.heartbeat_s <= 0:
-            raise ValueError("a fleet needs an instance, a block of capacity and a positive heartbeat_s")
-        if min(self.cost_a_s, self.cost_b_s, self.hold_s) < 0 or self.store_when not in ("schedule", "finish"):
-            raise ValueError("costs and hold_s must not be negative; store_when is schedule or finish")
 
 
 @dataclass(slots=True)
@@ -78,7 +55,7 @@ class _Instance:
 class Fleet:
     """One run of a workload through a fleet. Use once: `run()` yields chunks, `run_all()` only the result.
 
-    Raises `ValueError` for a fault schedule that cannot be carried out (see `faults.extent`). Cost: about 25 us a request on 24-block
+    Raises `ValueError` for a fault schedule that cannot be carried out (see `faults.extent`). Cost: about 30 us a request on 24-block
     chains and 4 instances, truth included. Memory: 56 B a physical block, 4 B an instance and 24 B per distinct block.
     """
 
@@ -131,6 +108,7 @@ class Fleet:
         self._session = w.session.tolist()
         self._prompt = w.prompt_tokens.tolist()
         self._start = w.offsets.tolist()
+        self._usable = np.minimum(np.diff(w.offsets), np.maximum(w.prompt_tokens - 1, 0) // w.block_size).tolist()
         self._need = (-(-w.prompt_tokens // w.block_size)).tolist()
 
     # -- the walk over events ---------------------------------------------------------------------------------------------------------
@@ -197,11 +175,9 @@ class Fleet:
         if not self._open:
             self._homeless.append(r)
             return
-        full = self._start[r + 1] - start
         if self._router.needs_hits:
-            usable = min(full, max(self._prompt[r] - 1, 0) // self.workload.block_size)
-            cache.leading_runs(self._caches, self._ids, start, usable, view.hit_blocks)
-        head = int(self._ids[start]) if full else -1
+            cache.leading_runs(self._caches, self._ids, start, self._usable[r], view.hit_blocks)
+        head = int(self._ids[start]) if self._start[r + 1] > start else -1
         i = self._router.choose(RouteRequest(r, self._tenant[r], self._session[r], self._prompt[r], head), view)
         self._router_of[r] = len(self._routers) - 1
         self._nodes[i].queue.append(r)
@@ -210,31 +186,43 @@ class Fleet:
 
     def _serve(self, i: int, now: int) -> None:
         """Start the request at the head of the queue, if the instance is idle and has room for it."""
-        node, config, w, caches = self._nodes[i], self.config, self.workload, self._caches
+        node, config = self._nodes[i], self.config
         while node.running < 0 and node.queue and node.alive and node.closing is None:
             r = node.queue[0]
-            start, prompt, held = self._start[r], self._prompt[r], np.empty(self._need[r], np.int32)
-            self._make_room(2 * len(held))
-            seq = int(caches.counters[NEXT_SEQ])
-            run = begin(
-                self._caches, self._truth, self._with_truth, r, self._ids, start, self._start[r + 1] - start, prompt, w.block_size, i,
-                self._tenant[r], now, config.cost_a_s, config.cost_b_s, config.store_when == "schedule", held,
-            )  # fmt: skip
-            if run == BLOCKED:
+            prompt, start, need = self._prompt[r], self._start[r], self._need[r]
+            self._make_room(2 * need)
+            seq = int(self._caches.counters[NEXT_SEQ])
+            run = cache.begin(self._caches, i, self._ids, start, self._usable[r], need, prompt, self.workload.block_size)
+            if run == cache.BLOCKED:
                 return
             node.queue.popleft()
             self._view.queued_tokens[i] -= prompt
-            queue_us, incarnation = now - self._arrived[r], int(caches.instances[i, INCARNATION])
-            if run == TOO_BIG:
-                self._access.append((r, now, seq, i, incarnation, 0, queue_us, 0, -1, _FAILED, self._router_of[r]))
-                continue
-            hit = run * w.block_size
-            busy_us = prefill_us(config.cost_a_s, config.cost_b_s, hit, prompt)
-            row = (r, now, seq, i, incarnation, hit, queue_us, busy_us, queue_us + busy_us, _SERVED, self._router_of[r])
-            self._access.append(row)
-            node.running, node.run_blocks, node.held[r] = r, run, held
-            self._view.running[i], self._view.running_tokens[i] = 1, prompt
-            self._push(now + busy_us, _FINISH, i, r)
+            hit = max(run, 0) * self.workload.block_size
+            busy_us = 0 if run == cache.TOO_BIG else prefill_us(config.cost_a_s, config.cost_b_s, hit, prompt)
+            if self._with_truth:
+                truth.account(
+                    self._caches, self._truth, r, i, self._ids, start, self._start[r + 1] - start, max(run, 0), prompt,
+                    self.workload.block_size, self._tenant[r], now, now + busy_us,
+                )  # fmt: skip
+            self._looked_up(r, i, now, seq, hit, -1 if run == cache.TOO_BIG else busy_us)
+            if run != cache.TOO_BIG:
+                self._prefill(r, i, now, run, busy_us)
+
+    def _looked_up(self, r: int, i: int, now: int, seq: int, hit: int, busy_us: int) -> None:
+        """Note the access row; `busy_us` is -1 for a request that failed."""
+        queue_us, incarnation = now - self._arrived[r], int(self._caches.instances[i, INCARNATION])
+        end = (0, -1, _FAILED) if busy_us < 0 else (busy_us, queue_us + busy_us, _SERVED)
+        self._access.append((r, now, seq, i, incarnation, hit, queue_us, *end, self._router_of[r]))
+
+    def _prefill(self, r: int, i: int, now: int, run: int, busy_us: int) -> None:
+        node, start = self._nodes[i], self._start[r]
+        held = np.empty(self._need[r], np.int32)
+        cache.allocate(self._caches, i, self._ids, start, run, self._tenant[r], now, held)
+        if self.config.store_when == "schedule":
+            cache.store(self._caches, i, self._ids, start, run, self._start[r + 1] - start, now, held)
+        node.running, node.run_blocks, node.held[r] = r, run, held
+        self._view.running[i], self._view.running_tokens[i] = 1, self._prompt[r]
+        self._push(now + busy_us, _FINISH, i, r)
 
     def _finish(self, i: int, r: int, now: int) -> None:
         node = self._nodes[i]

@@ -1,6 +1,7 @@
 """Ground truth: why each prompt token of the emulator was not served from local KV, read from the emulator's own caches.
 
 The tests are those of docs/design.md section 5, block by block and in that order. Nothing here is shared with the stream's attribution.
+No kernel here calls one of another module: numba's cache notices a change in a kernel's own file only.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from analytics.fleet.cache import BLOCK, CAUSE_TENANT, EVENTS, ID, KIND, LOST, NO_REASON, OBSERVED, REASON, RESIZE, STORED, leading_runs
+from analytics.fleet.cache import BLOCK, CAUSE_TENANT, EVENTS, ID, KIND, LOST, NO_REASON, OBSERVED, REASON, RESIZE, STORED
 
 CAUSES = (
     "hit",
@@ -41,7 +42,7 @@ class Truth(NamedTuple):
     marks: npt.NDArray[np.int64]  # [dense ids, MARK_FIELDS]
     tokens: npt.NDArray[np.int64]  # [requests, len(CAUSES)]
     cause_tenant: npt.NDArray[np.int32]  # [requests]
-    runs: npt.NDArray[np.int64]  # scratch, [instances]
+    going: npt.NDArray[np.bool_]  # scratch, [instances]
     evictors: npt.NDArray[np.int64]  # scratch, [tenants]
 
 
@@ -50,7 +51,7 @@ def new_truth(distinct: int, requests: int, instances: int, tenants: int) -> Tru
     marks = np.zeros((distinct, MARK_FIELDS), np.int64)
     marks[:, ASKED_END_US] = -1
     tokens = np.zeros((requests, len(CAUSES)), np.int64)
-    return Truth(marks, tokens, np.full(requests, -1, np.int32), np.zeros(instances, np.int64), np.zeros(tenants, np.int64))
+    return Truth(marks, tokens, np.full(requests, -1, np.int32), np.zeros(instances, np.bool_), np.zeros(tenants, np.int64))
 
 
 @njit(cache=True, nogil=True)
@@ -98,18 +99,37 @@ def _cause(c, t, d, tenant, now):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def attribute(c, t, r, i, ids, start, hit_blocks, usable, prompt_tokens, block_size, tenant, now):  # type: ignore[no-untyped-def]
-    """Account for every prompt token of request `r` at its look-up on instance `i`. Marks must be up to date.
+def _longest_elsewhere(c, t, i, ids, start, usable):  # type: ignore[no-untyped-def]
+    """Longest leading run that an instance other than `i` holds, in blocks."""
+    t.going[:] = True
+    t.going[i] = False
+    for b in range(usable):
+        held = c.heads[ids[start + b]]
+        left = False
+        for j in range(held.size):
+            t.going[j] = t.going[j] and held[j] >= 0
+            left = left or t.going[j]
+        if not left:
+            return b
+    return usable
 
-    Cost: O(usable * instances).
+
+@njit(cache=True, nogil=True)
+def account(c, t, r, i, ids, start, full, hit_blocks, prompt_tokens, block_size, tenant, now, end_us):  # type: ignore[no-untyped-def]
+    """Account for every prompt token of request `r` at its look-up on instance `i`, before it allocates anything.
+
+    The request's chain is `ids[start:start + full]`, its prefill ends at `end_us` (`now` if it failed). Full blocks that the workload
+    does not name (a chain shorter than the prompt) cannot be explained: they are `unobserved`. Cost: O(full * instances).
     """
+    observe(c, t)
+    blocks = max(prompt_tokens - 1, 0) // block_size
+    usable = min(full, blocks)
     out = t.tokens[r]
     out[:] = 0
     out[HIT] = hit_blocks * block_size
-    out[GRANULARITY] = prompt_tokens - usable * block_size
-    leading_runs(c, ids, start, usable, t.runs)
-    t.runs[i] = 0
-    elsewhere = t.runs.max() if usable > hit_blocks else 0
+    out[GRANULARITY] = prompt_tokens - blocks * block_size
+    out[UNOBSERVED] = (blocks - usable) * block_size
+    elsewhere = _longest_elsewhere(c, t, i, ids, start, usable) if usable > hit_blocks else 0
     t.evictors[:] = 0
     for b in range(hit_blocks, usable):
         if b < elsewhere:
@@ -121,10 +141,11 @@ def attribute(c, t, r, i, ids, start, hit_blocks, usable, prompt_tokens, block_s
         if cause == CAPACITY_OTHER:
             t.evictors[t.marks[d, REMOVED_FOR]] += 1
     t.cause_tenant[r] = t.evictors.argmax() if out[CAPACITY_OTHER] > 0 else -1
+    _ask(c, t, i, ids, start, hit_blocks, full, end_us)
 
 
 @njit(cache=True, nogil=True)
-def ask(c, t, i, ids, start, hit_blocks, full, end_us):  # type: ignore[no-untyped-def]
+def _ask(c, t, i, ids, start, hit_blocks, full, end_us):  # type: ignore[no-untyped-def]
     """Remember that a request which ends at `end_us` missed these blocks on instance `i`.
 
     A block that the instance holds but could not reach is not asked for: its second copy would be no event.
