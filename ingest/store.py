@@ -92,6 +92,11 @@ class Store:
             settings["readonly"] = 2
         return cls(_connect(address, address.database, settings), address, sleep)
 
+    @property
+    def version(self) -> str:
+        """ClickHouse's own version."""
+        return str(self._client.server_version)
+
     def close(self) -> None:
         self._client.close()
 

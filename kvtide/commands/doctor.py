@@ -154,7 +154,7 @@ def store(settings: Settings) -> Check:
             return Check("store", "note", f"{address.shown} does not exist yet", "run `kvtide migrate`")
         with Store.open(settings.store, readonly=True) as opened:
             pending = opened.pending()
-            version = opened.rows("SELECT version() AS version")[0]["version"]
+            version = opened.version
     except KvtideError as error:
         return Check("store", "problem", str(error), "correct KVTIDE_STORE, or start or migrate what it names")
     detail = f"{address.shown}, ClickHouse {version}"
