@@ -57,7 +57,8 @@ MIN_EFFECT = 0.01
 
 @dataclass(frozen=True)
 class Group:
-    """One verdict's part in the change: points (negative: loss) with its 95 % interval, and who carries it (tenant or instance)."""
+    """One verdict's part in the change: points (negative: loss) with its 95 % interval, and what is behind it: a tenant,
+    instances, `router`, `fleet` or `events`."""
 
     verdict: str
     points: float
@@ -219,7 +220,7 @@ def diagnose(
         contributions=contributions,
         groups=groups,
         tenants=_tenants(view, split),
-        evidence=tuple(describe(verdict, target, split, load, contributions, found)),
+        evidence=tuple(describe(verdict, view.tenants, split, load, contributions, found)),
         prefill_contributions=_prefill(view, stretches, prefill_cost),
     )
 
@@ -313,12 +314,10 @@ def _groups(view: Frame, split: Decomposition, draws: Decomposition, players: Fl
 
 
 def _target(view: Frame, verdict: str, table: Floats, found: Suspects) -> str:
-    if verdict == "noisy_neighbour":
-        return found.neighbour
-    if verdict == "instance_change":
-        return found.instance
-    if verdict == "capacity_pressure":
-        return "fleet"
+    named = {"noisy_neighbour": found.neighbour, "instance_change": found.instance}
+    named |= {"capacity_pressure": "fleet", "routing_migration": "router", "event_loss": "events"}
+    if verdict in named:
+        return named[verdict]
     return view.tenants[int(np.argmin(table))] if table.size and table.min() < 0 else ""
 
 

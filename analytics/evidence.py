@@ -25,8 +25,8 @@ class Suspects:
     """Who could be behind a decline.
 
     `neighbour` is the tenant whose own change takes most capacity from the others ('' if nobody stands out or the fleet shrank), with
-    `neighbour_growth` of its stored blocks per minute (ratio) and `neighbour_loss_points` of what it costs the others. `instance` is the
-    one that restarted or left. `capacity_change` is relative; `absent_share` of it (0 to 1) is instances that were gone rather than
+    `neighbour_growth` of its stored blocks per minute (ratio) and `neighbour_loss_points` of what it costs the others. `instance` names
+    those that restarted or left. `capacity_change` is relative; `absent_share` of it (0 to 1) is instances that were gone rather than
     smaller. `engine_change_points` is dH by the engines' own counters, None if unknown.
     """
 
@@ -100,14 +100,13 @@ def _capacity(frame: Frame, before: Mask, after: Mask) -> tuple[float, float]:
 
 
 def _instance(frame: Frame, before: Mask, after: Mask) -> tuple[str, int]:
-    """The instance lost most often from the last baseline window on; '' if none was."""
+    """Instances that lost their cache from the last baseline window on ('' if none did), and how often in all."""
     if not frame.fleet.instances:
         return "", 0
     last = np.zeros_like(before)
     last[np.flatnonzero(before)[-1] : np.flatnonzero(after)[-1] + 1] = True
     lost = frame.fleet.lost[last].sum(axis=0)
-    worst = int(np.argmax(lost))
-    return (frame.fleet.instances[worst], int(lost.sum())) if lost[worst] else ("", 0)
+    return ",".join(name for name, count in zip(frame.fleet.instances, lost, strict=True) if count), int(lost.sum())
 
 
 def _engine_change(view: Frame, frame: Frame, before: Mask, after: Mask) -> float | None:
@@ -125,7 +124,7 @@ def _engine_change(view: Frame, frame: Frame, before: Mask, after: Mask) -> floa
 
 
 def describe(
-    verdict: str, target: str, split: Decomposition, load: Load, contributions: Mapping[str, float], found: Suspects
+    verdict: str, tenants: tuple[str, ...], split: Decomposition, load: Load, contributions: Mapping[str, float], found: Suspects
 ) -> Iterator[str]:
     """Sentences with the figures that carry the verdict, the most important first."""
     before, after = 100 * float(split.ratio_before), 100 * float(split.ratio_after)
@@ -138,12 +137,14 @@ def describe(
     if abs(found.capacity_change) > 0.005:
         yield f"Cache capacity of the fleet changed by {100 * found.capacity_change:+.1f} %."
     if found.instance:
-        yield f"{found.lost} loss(es) of cached state (restart, clear or removal), most on {found.instance}."
+        yield f"Cached state was lost {found.lost} times (restart, clear or removal) on {found.instance}."
     if found.neighbour:
         grew = "from nothing" if not np.isfinite(found.neighbour_growth) else f"{found.neighbour_growth:.1f} times"
         yield f"{found.neighbour}: stores grew {grew}; its change alone takes {found.neighbour_loss_points:.1f} points from the others."
-    if verdict in ("tenant_reuse_shift", "tenant_mix_shift", "routing_migration", "prompt_shape") and target:
-        yield f"{target} carries most of it."
+    if verdict != "none":
+        total = split.mix + split.within.sum(axis=-1)
+        worst = int(np.argmin(total))
+        yield f"{tenants[worst]} loses most: {100 * float(total[worst]):.1f} of the {after - before:+.1f} points."
     if verdict == "measurement" and found.engine_change_points is not None:
         yield f"The engines' own counters moved by {found.engine_change_points:+.1f} points only: check the event path first."
     elif found.engine_change_points is not None:

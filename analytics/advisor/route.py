@@ -64,7 +64,12 @@ def advise_route(
     margin = max(1.0 - ratios[0], best.hit_ratio - now.hit_ratio, 0.0)
     confidence = round(min(0.95, 0.6 + margin), 3) if better else round(_lead(rows, current), 3)
     interval = {"ttft_mean_ratio": (min(ratios), max(ratios))}
-    evidence = tuple(_sentence(name, rows[name], current) for name in sorted(rows, key=lambda name: rows[name].ttft_mean_s))
+    verb = f"{chosen} instead of {current}" if better else f"No router beats {current}"
+    change = f": TTFT times {ratios[0]:.2f} on average and {ratios[2]:.2f} at p99, hit ratio {predicted['hit_points']:+.1f} points."
+    evidence = (
+        verb + (change if better else "."),
+        *(_sentence(name, rows[name], current) for name in sorted(rows, key=lambda name: rows[name].ttft_mean_s)),
+    )
     return Advice("route" if better else "route_keep", chosen, predicted, interval, confidence, now_s + horizon_s, evidence)
 
 
