@@ -167,6 +167,31 @@ def test_a_failing_worker_stops_and_acknowledges_nothing_beyond_its_checkpoint(
     assert store.load_checkpoint(topic, 0) is None
 
 
+def test_a_message_without_value_is_a_dead_letter_not_a_gap(kafka: str, topic: str, store: Store, store_url: str) -> None:
+    """Faust skips tombstones unless told otherwise; a skipped offset would look like a lost record."""
+    ensure_topics(kafka, {topic: 1, DLQ_TOPIC: 1})
+    sink = KafkaSink(kafka, topic)
+    sink._producer.produce(topic, None, key=b"k", partition=0)
+    sink.append(0, encode_record("access", to_batch("access", [access(0)])))
+    sink.flush()
+    stats = run_workers(_config(kafka, topic, store_url, partitions=1))
+    assert sum(item.records for item in stats) == 2
+    assert [row["reason"] for row in store.rows("SELECT reason FROM dead_letter_raw")] == ["unknown_kind"]
+
+
+def test_the_command_ends_with_one_line_and_code_1_when_its_worker_fails(kafka: str, topic: str, tmp_path: Path) -> None:
+    ensure_topics(kafka, {topic: 1, DLQ_TOPIC: 1})
+    sink = KafkaSink(kafka, topic)
+    for _ in range(600):
+        sink.append_raw(0, {}, b"junk")
+    sink.flush()
+    command = [sys.executable, "-m", "kvtide", "work", "--kafka", kafka, "--store", f"chdb://{tmp_path}/s", "--topic", topic]
+    options = ["--group", f"g.{topic}", "--partitions", "1", "--session-timeout-s", str(SESSION_S)]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "rows break the contract" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+
+
 def test_a_committed_offset_ahead_of_the_checkpoint_stops_with_what_is_missing(
     kafka: str, topic: str, embedded: Store, store_url: str
 ) -> None:

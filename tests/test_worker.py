@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from ingest.batching import Batcher
+from ingest.errors import UsageError
 from ingest.events import Kind, Record, decode, encode, to_batch
 from ingest.locallog import LocalLog
 from ingest.store import Store
+from kvtide.cli import cli
 from streams.local import run_local
 from streams.shard import Shard, ShardConfig
 from streams.windows import Rows
@@ -322,6 +326,25 @@ def test_old_bad_rows_are_forgotten() -> None:
             worker.handle(offset, good.headers, good.value)
             offset += 1
     assert worker.stats.bad_records == 1200
+
+
+def test_work_command_over_a_local_log(tmp_path: Path, store: Store, store_url: str) -> None:
+    with LocalLog(tmp_path, "kv.events", 2) as log:
+        batcher = Batcher(log, 2)
+        for event in events(100):
+            batcher.add(event)
+        batcher.flush()
+        records = batcher.records
+    arguments = ["work", "--log", str(tmp_path), "--store", store_url, "--until-end", "--json"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    assert (printed["records"], printed["lag"]) == (records, 0)
+    assert store.rows("SELECT count() AS n FROM access_raw") == [{"n": 100}]
+    again = json.loads(CliRunner().invoke(cli, arguments).stdout)
+    assert again["records"] == 0
+    wrong = CliRunner().invoke(cli, [*arguments, "--partitions", "5"])
+    assert isinstance(wrong.exception, UsageError) and "--partitions 2" in str(wrong.exception)
 
 
 def test_local_loop_with_the_real_shard_gives_the_same_rows_however_often_it_is_stopped(tmp_path: Path, store: Store) -> None:
