@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analytics.advisor import Service
+from analytics.advisor import Service, missed_work
 from analytics.diagnosis import Diagnosis
 from analytics.frame import CAUSE_INDEX, CAUSES, REUSE_KINDS, FleetWindows, Floats, Frame, ReuseTimes, Span
+from analytics.identity import fit_prefill_cost
 from ingest.errors import KvtideError
 from ingest.store import Store
 
@@ -40,9 +41,9 @@ def load_frame(store: Store, span: Span | None = None) -> Frame:
     The frame runs from the first to the last minute with traffic; minutes without any are zeros. Tenants and instances are in name order.
     Several models of a tenant are added up. Raises `EmptyStore` if there is no traffic. Cost: four queries and O(rows).
     """
-    params = _params(span)
-    series = store.named("diagnosis_series", **params)
-    if series.num_rows == 0:
+    params = query_params(span)
+    series = store.named("diagnosis_series", **params) if store.applied() else None
+    if series is None or series.num_rows == 0:
         where = "in that range of time" if span else f"in {store.address.shown}"
         raise EmptyStore(f"no windows {where}; run `kvtide demo`, or `kvtide emulate` / `kvtide attach` and then `kvtide work`, first")
     causes, turnover = store.named("diagnosis_causes", **params), store.named("diagnosis_turnover", **params)
@@ -68,7 +69,7 @@ def load_frame(store: Store, span: Span | None = None) -> Frame:
 
 def load_curves(store: Store, span: Span | None = None) -> list[Curve]:
     """Every tenant's fleet and placed curve over `span`, at the capacities where it bends. Cost: one query and O(rows log rows)."""
-    table = store.named("diagnosis_curves", **_params(span))
+    table = store.named("diagnosis_curves", **query_params(span))
     columns = {name: np.array(table.column(name).to_pylist()) for name in ("tenant", "scope", "instance", "kind")}
     edge, blocks = (np.asarray(table.column(name), np.float64) for name in ("distance_to", "blocks"))
     curves = []
@@ -88,8 +89,13 @@ def load_curves(store: Store, span: Span | None = None) -> list[Curve]:
 
 def load_service(store: Store, span: Span) -> Service:
     """Spread of prefill time and TTFT of the requests in `span`; all zeros if the accesses carried none."""
-    row = store.named("diagnosis_service", **_params(span)).to_pylist()[0]
+    row = store.named("diagnosis_service", **query_params(span)).to_pylist()[0]
     return Service(**row)
+
+
+def load_prefill_cost(frame: Frame) -> tuple[float, float] | None:
+    """(a, b) in seconds of the prefill cost, fitted to all windows; None where the accesses carried no prefill times."""
+    return fit_prefill_cost(*missed_work(frame, np.ones(frame.windows, bool)))
 
 
 def save_diagnosis(store: Store, diagnosis: Diagnosis, made_at_us: int) -> str:
@@ -121,7 +127,8 @@ def _insert(store: Store, table: str, rows: list[dict[str, Any]]) -> None:
     store.insert(table, pa.table(renamed), f"{table}:{rows[0]['id']}")
 
 
-def _params(span: Span | None) -> dict[str, str]:
+def query_params(span: Span | None) -> dict[str, str]:
+    """Parameters `from` and `to` of the named queries; none for the whole store."""
     if span is None:
         return {}
     low, high = (datetime.fromtimestamp(min(max(t, 0.0), 4_291_747_200.0), UTC).strftime("%Y-%m-%d %H:%M:%S") for t in span)

@@ -159,7 +159,7 @@ def _advice(advice: Sequence[Advice]) -> str:
         why = "".join(f"<li>{escape(line)}</li>" for line in item.evidence)
         rows.append(
             f"<tr><td><b>{escape(item.kind)}</b></td><td>{escape(item.target)}</td><td class=predicted>{_predicted(item)}</td>"
-            f"<td class=n>{item.confidence:.2f}</td><td>{_clock(item.expires_at_s)}</td>"
+            f'<td class=n title="confidence">{item.confidence:.2f}</td><td title="holds until">{_clock(item.expires_at_s)}</td>'
             f"<td><details><summary>{escape(item.evidence[0] if item.evidence else 'why')}</summary><ul>{why}</ul></details></td></tr>"
         )
     head = "<tr><th>what<th>target<th>predicted<th class=n>confidence<th>holds until (UTC)<th>why</tr>"

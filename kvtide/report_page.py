@@ -33,7 +33,9 @@ pre { overflow-x:auto; background:var(--paper); border:1px solid var(--line); bo
 @media (max-width:820px) { main { padding:10px; } section { padding:12px; } h1 { font-size:21px; }
   .two { grid-template-columns:minmax(0, 1fr); gap:0; }
   .advice table, .advice tbody, .advice tr, .advice td { display:block; } .advice th { display:none; }
-  .advice td { border:0; padding:2px 0; text-align:left; } .advice tr { border-bottom:1px solid var(--line); padding:8px 0; } }
+  .advice td { border:0; padding:2px 0; text-align:left; }
+  .advice td[title]::before { content:attr(title) " "; color:var(--soft); }
+  .advice tr { border-bottom:1px solid var(--line); padding:8px 0; } }
 </style></head><body><main>
 <section class="head">$headline</section>
 <section><h2>Hit ratio and load</h2><div id="series"></div></section>

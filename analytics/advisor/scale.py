@@ -201,7 +201,7 @@ def _today(frame: Frame, mask: Mask) -> _Today | None:
     per_window = fleet.hit_tokens[mask].sum(axis=1) / np.maximum(fleet.prompt_tokens[mask].sum(axis=1), 1)
     known, requests = float(fleet.prefill_known[mask].sum()), float(fleet.requests[mask].sum())
     prefill_s = float(fleet.prefill_s[mask].sum()) * (requests / known if known else 0.0)
-    a_s, b_s = _cost(fleet_missed(frame, mask), prefill_s, prompt - hit)
+    a_s, b_s = _cost(missed_work(frame, mask), prefill_s, prompt - hit)
     depth = float(fleet.hit_context[mask].sum()) / hit if hit else 0.0
     wait = float(fleet.queue_s[mask].sum()) / float(fleet.queue_known[mask].sum()) if fleet.queue_known[mask].sum() else None
     return _Today(
@@ -221,7 +221,7 @@ def _today(frame: Frame, mask: Mask) -> _Today | None:
     )
 
 
-def fleet_missed(frame: Frame, mask: Mask) -> tuple[Floats, Floats, Floats]:
+def missed_work(frame: Frame, mask: Mask) -> tuple[Floats, Floats, Floats]:
     """(missed tokens, their token_context, prefill seconds) of every window and instance whose requests all carry a prefill time."""
     fleet = frame.fleet
     use = (fleet.prefill_known[mask] == fleet.requests[mask]) & (fleet.requests[mask] > 0)
@@ -281,7 +281,7 @@ def _against(fewer: Option, now: Option, policy: ScalePolicy) -> list[str]:
 def _cheapest(frame: Frame, mask: Mask) -> str:
     """The instance whose hits save least prefill time."""
     up = _up(frame, mask)
-    a_s, b_s = fit_prefill_cost(*fleet_missed(frame, mask)) or (1.0, 0.0)
+    a_s, b_s = fit_prefill_cost(*missed_work(frame, mask)) or (1.0, 0.0)
     worth = a_s * frame.fleet.hit_tokens[mask].sum(axis=0) + b_s * frame.fleet.hit_context[mask].sum(axis=0)
     return frame.fleet.instances[min(up, key=lambda i: float(worth[i]))]
 
