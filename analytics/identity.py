@@ -15,7 +15,6 @@ from math import factorial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 Floats = NDArray[np.float64]
 
@@ -50,22 +49,6 @@ class Decomposition:
 def prefill_seconds(tokens: NDArray[np.int64], context: Floats, a_s: float, b_s: float) -> Floats:
     """Prefill cost of token counts with their `token_context`: `a*tokens + b*token_context`, seconds if a and b are."""
     return a_s * tokens + b_s * context
-
-
-def fit_prefill_cost(tokens: Floats, context: Floats, seconds: Floats) -> tuple[float, float] | None:
-    """(a, b) such that a*tokens + b*context is nearest to the measured prefill seconds, both at least 0.
-
-    One entry per measured group (say a window of an instance): missed tokens, their token_context and the prefill seconds they took.
-    None with fewer than 3 groups that have any. Non-negative least squares on columns of equal norm.
-    """
-    use = (seconds > 0) & (tokens > 0)
-    if int(use.sum()) < 3:
-        return None
-    columns = np.stack([tokens[use], context[use]], axis=1).astype(np.float64)
-    norm = np.linalg.norm(columns, axis=0)
-    norm[norm == 0] = 1.0
-    solution, _ = nnls(columns / norm, np.asarray(seconds[use], np.float64))
-    return float(solution[0] / norm[0]), float(solution[1] / norm[1])
 
 
 def decompose(before: NDArray[np.generic], after: NDArray[np.generic]) -> Decomposition:

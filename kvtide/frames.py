@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from analytics.advisor import Service, missed_work
+from analytics.advisor import Service
 from analytics.diagnosis import Diagnosis
 from analytics.frame import CAUSE_INDEX, CAUSES, REUSE_KINDS, FleetWindows, Floats, Frame, ReuseTimes, Span
-from analytics.identity import fit_prefill_cost
 from ingest.errors import KvtideError
 from ingest.store import Store
 
@@ -91,11 +90,6 @@ def load_service(store: Store, span: Span) -> Service:
     """Spread of prefill time and TTFT of the requests in `span`; all zeros if the accesses carried none."""
     row = store.named("diagnosis_service", **query_params(span)).to_pylist()[0]
     return Service(**row)
-
-
-def load_prefill_cost(frame: Frame) -> tuple[float, float] | None:
-    """(a, b) in seconds of the prefill cost, fitted to all windows; None where the accesses carried no prefill times."""
-    return fit_prefill_cost(*missed_work(frame, np.ones(frame.windows, bool)))
 
 
 def save_diagnosis(store: Store, diagnosis: Diagnosis, made_at_us: int) -> str:

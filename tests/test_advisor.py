@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from analytics.advisor import Advice, ScalePolicy, Service, advise_route, advise_scale, scale_options
+from analytics.advisor import Advice, ScalePolicy, Service, advise_route, advise_scale, prefill_cost, scale_options
 from analytics.frame import FleetWindows, Frame, ReuseTimes
 from tests.diagnosis_cases import CASES, frame
 
@@ -43,6 +43,14 @@ def test_lost_hits_are_charged_at_their_depth(steady: Frame) -> None:
     low, now = scale_options(scaled(steady, capacity=0.1), changes=(-1, 0))
     rate = steady.fleet.prompt_tokens[-15:].sum() / 900.0
     assert low.prefill_load - now.prefill_load == pytest.approx(rate * (now.hit_ratio - low.hit_ratio) * (4e-5 + 1e-9 * 2000), rel=0.01)
+
+
+def test_prefill_cost_is_fitted_where_requests_carry_times(steady: Frame) -> None:
+    # Every miss of the case sits at the same depth, so only a + b * depth is determined.
+    fit = prefill_cost(steady)
+    assert fit is not None and fit[0] + 2000 * fit[1] == pytest.approx(4e-5 + 2000 * 1e-9)
+    unknown = replace(steady, fleet=replace(steady.fleet, prefill_known=steady.fleet.prefill_known * 0))
+    assert prefill_cost(unknown) is None
 
 
 def test_roomy_and_idle_gives_scale_down_of_the_instance_worth_least(steady: Frame) -> None:

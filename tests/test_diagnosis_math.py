@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import brentq
 
 from analytics.detectors import DETECTORS, best_stretch, load_change, step
-from analytics.identity import bootstrap, decompose, fit_prefill_cost, interval, prefill_seconds, resample, scale_to, shapley
+from analytics.identity import bootstrap, decompose, interval, prefill_seconds, resample, scale_to, shapley
 from analytics.pool import PoolChange, ReuseHistogram, characteristic_time_s, instances_hit_ratio, pooled_hit_ratio, solve
 from analytics.queueing import Queue
 
@@ -174,15 +174,6 @@ def test_bootstrap_interval_covers_and_autocorrelation_widens_it() -> None:
     assert covered >= 48
     steady = np.tile(np.array([[[600, 400]]]), (10, 1, 1))
     assert interval(bootstrap(steady, steady, rng).change) == (0.0, 0.0)
-
-
-def test_prefill_fit_recovers_its_coefficients() -> None:
-    rng = np.random.default_rng(2)
-    tokens, depth = rng.uniform(1e4, 1e6, 50), rng.uniform(100, 30_000, 50)
-    seconds = 3e-5 * tokens + 2e-9 * tokens * depth
-    fit = fit_prefill_cost(tokens, tokens * depth, seconds * rng.normal(1, 0.01, 50))
-    assert fit is not None and fit == pytest.approx((3e-5, 2e-9), rel=0.05)
-    assert fit_prefill_cost(np.zeros(9), np.zeros(9), np.zeros(9)) is None
 
 
 # --- pool --------------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from analytics.advisor import prefill_cost
 from analytics.diagnosis import diagnose
 from analytics.fleet.emulator import EPOCH_US
 from analytics.fleet.scenarios import SCENARIOS
@@ -17,7 +18,7 @@ from ingest.errors import UsageError
 from ingest.store import Store
 from kvtide.commands import advise as advise_command
 from kvtide.commands import diagnose as diagnose_command
-from kvtide.frames import EmptyStore, load_curves, load_frame, load_prefill_cost, load_service, parse_time, save_diagnosis
+from kvtide.frames import EmptyStore, load_curves, load_frame, load_service, parse_time, save_diagnosis
 from kvtide.pipeline import run_embedded
 
 MINUTES = 16.0
@@ -68,7 +69,7 @@ def test_prefill_cost_curves_and_service(filled: str) -> None:
     with Store.open(filled) as store:
         frame = load_frame(store)
         curves, service = load_curves(store), load_service(store, frame.span(0, frame.windows))
-    assert load_prefill_cost(frame) == pytest.approx((2e-4, 2e-8), rel=0.02)
+    assert prefill_cost(frame) == pytest.approx((2e-4, 2e-8), rel=0.02)
     assert {(c.tenant, c.scope) for c in curves} == {(t, s) for t in frame.tenants for s in ("fleet", "placed")}
     for curve in curves:
         assert (np.diff(curve.hit_ratio) >= 0).all() and (np.diff(curve.capacity_blocks) > 0).all() and curve.hit_ratio[-1] <= 1

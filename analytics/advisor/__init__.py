@@ -2,6 +2,6 @@
 
 from analytics.advisor.advice import Advice
 from analytics.advisor.route import RouterOutcome, advise_route
-from analytics.advisor.scale import Option, ScalePolicy, Service, advise_scale, missed_work, scale_options
+from analytics.advisor.scale import Option, ScalePolicy, Service, advise_scale, prefill_cost, scale_options
 
-__all__ = ["Advice", "Option", "RouterOutcome", "ScalePolicy", "Service", "advise_route", "advise_scale", "missed_work", "scale_options"]
+__all__ = ["Advice", "Option", "RouterOutcome", "ScalePolicy", "Service", "advise_route", "advise_scale", "prefill_cost", "scale_options"]

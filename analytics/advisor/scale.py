@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytics.advisor.advice import Advice
-from analytics.frame import CAUSE_INDEX, Floats, Frame
-from analytics.identity import fit_prefill_cost
+from analytics.costs import fit_prefill_cost
+from analytics.frame import CAUSE_INDEX, Frame
 from analytics.pool import ReuseHistogram, instances_hit_ratio
 from analytics.queueing import Queue
 
@@ -201,7 +201,8 @@ def _today(frame: Frame, mask: Mask) -> _Today | None:
     per_window = fleet.hit_tokens[mask].sum(axis=1) / np.maximum(fleet.prompt_tokens[mask].sum(axis=1), 1)
     known, requests = float(fleet.prefill_known[mask].sum()), float(fleet.requests[mask].sum())
     prefill_s = float(fleet.prefill_s[mask].sum()) * (requests / known if known else 0.0)
-    a_s, b_s = _cost(missed_work(frame, mask), prefill_s, prompt - hit)
+    # Where no cost can be fitted, the plain mean per missed token has to do.
+    a_s, b_s = prefill_cost(frame, mask) or (prefill_s / (prompt - hit) if prompt > hit else 0.0, 0.0)
     depth = float(fleet.hit_context[mask].sum()) / hit if hit else 0.0
     wait = float(fleet.queue_s[mask].sum()) / float(fleet.queue_known[mask].sum()) if fleet.queue_known[mask].sum() else None
     return _Today(
@@ -221,17 +222,21 @@ def _today(frame: Frame, mask: Mask) -> _Today | None:
     )
 
 
-def missed_work(frame: Frame, mask: Mask) -> tuple[Floats, Floats, Floats]:
-    """(missed tokens, their token_context, prefill seconds) of every window and instance whose requests all carry a prefill time."""
+def prefill_cost(frame: Frame, mask: Mask | None = None) -> tuple[float, float] | None:
+    """(a, b) of the prefill cost in s, fitted to the windows and instances whose requests all carry a prefill time.
+
+    `mask` selects windows (default: all). None with fewer than 3 such groups: two coefficients would be fitted to nothing.
+    """
     fleet = frame.fleet
-    use = (fleet.prefill_known[mask] == fleet.requests[mask]) & (fleet.requests[mask] > 0)
-    missed = (fleet.prompt_tokens - fleet.hit_tokens)[mask][use].astype(np.float64)
-    return missed, fleet.miss_context[mask][use], fleet.prefill_s[mask][use]
-
-
-def _cost(groups: tuple[Floats, Floats, Floats], prefill_s: float, missed_tokens: float) -> tuple[float, float]:
-    """(a, b) of the prefill cost; the plain mean per missed token where they cannot be fitted."""
-    return fit_prefill_cost(*groups) or (prefill_s / missed_tokens if missed_tokens else 0.0, 0.0)
+    use = (fleet.prefill_known == fleet.requests) & (fleet.prefill_s > 0)
+    use &= np.ones(frame.windows, bool)[:, None] if mask is None else mask[:, None]
+    if int(use.sum()) < 3:
+        return None
+    missed = (fleet.prompt_tokens - fleet.hit_tokens)[use].astype(np.float64)
+    try:
+        return fit_prefill_cost(missed, fleet.miss_context[use], fleet.prefill_s[use])
+    except ValueError:
+        return None
 
 
 def _overhead(frame: Frame, mask: Mask, wait_s: float | None) -> float:
@@ -281,7 +286,7 @@ def _against(fewer: Option, now: Option, policy: ScalePolicy) -> list[str]:
 def _cheapest(frame: Frame, mask: Mask) -> str:
     """The instance whose hits save least prefill time."""
     up = _up(frame, mask)
-    a_s, b_s = fit_prefill_cost(*missed_work(frame, mask)) or (1.0, 0.0)
+    a_s, b_s = prefill_cost(frame, mask) or (1.0, 0.0)
     worth = a_s * frame.fleet.hit_tokens[mask].sum(axis=0) + b_s * frame.fleet.hit_context[mask].sum(axis=0)
     return frame.fleet.instances[min(up, key=lambda i: float(worth[i]))]
 

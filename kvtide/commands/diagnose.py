@@ -10,11 +10,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from analytics.advisor import prefill_cost
 from analytics.diagnosis import Diagnosis, diagnose
 from analytics.frame import Frame, Span
 from ingest.errors import KvtideError, UsageError
 from ingest.store import Store
-from kvtide.frames import load_frame, load_prefill_cost, parse_time, save_diagnosis
+from kvtide.frames import load_frame, parse_time, save_diagnosis
 from kvtide.report import report_data, write_report
 from kvtide.settings import Settings
 
@@ -41,7 +42,7 @@ def command(
         frame = load_frame(store)
         current, baseline = _spans(frame, bounds)
         try:
-            found = diagnose(frame, baseline, current, tenant=tenant, prefill_cost=load_prefill_cost(frame))
+            found = diagnose(frame, baseline, current, tenant=tenant, prefill_cost=prefill_cost(frame))
         except KeyError as error:
             raise UsageError(f"no tenant {tenant!r} in the store; there are {', '.join(frame.tenants)}") from error
         except ValueError as error:
