@@ -24,6 +24,7 @@ from ingest.locallog import StoredRecord
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024  # one row with a very long chain is a record of its own and passes Kafka's 1 MiB default
 _api: Any = confluent_kafka.admin  # its types do not declare what it re-exports
+_COORDINATOR_MOVES = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
 _MEND = "check the address (KVTIDE_KAFKA or --kafka) and that the broker runs"
 _QUIET: dict[str, Any] = {"log_level": 0, "socket.connection.setup.timeout.ms": 5000}
 
@@ -197,12 +198,17 @@ def end_offsets(bootstrap: str, topic: str, timeout_s: float = 15.0) -> dict[int
 def committed_offsets(bootstrap: str, group: str, topic: str, timeout_s: float = 15.0) -> dict[int, int]:
     """Next offset that the group has committed, by partition; partitions without a commit are absent."""
     counts = _topics(_admin(bootstrap), bootstrap, timeout_s)
+    asked = [TopicPartition(topic, partition) for partition in range(counts.get(topic, 0))]
     consumer = Consumer({**_QUIET, "bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
+    deadline = time.monotonic() + timeout_s
     try:
-        asked = [TopicPartition(topic, partition) for partition in range(counts.get(topic, 0))]
-        return {item.partition: item.offset for item in consumer.committed(asked, timeout=timeout_s) if item.offset >= 0}
-    except KafkaException as error:
-        raise KvtideError(f"offsets of group {group} at {bootstrap}: {error.args[0].str()}; {_MEND}") from error
+        while True:
+            try:
+                return {item.partition: item.offset for item in consumer.committed(asked, timeout=timeout_s) if item.offset >= 0}
+            except KafkaException as error:
+                if error.args[0].code() not in _COORDINATOR_MOVES or time.monotonic() > deadline:
+                    raise KvtideError(f"offsets of group {group} at {bootstrap}: {error.args[0].str()}; {_MEND}") from error
+                time.sleep(0.1)  # a young or restarted broker is still loading its offsets topic
     finally:
         consumer.close()
 

@@ -1,7 +1,8 @@
 """The Faust application: a consumer group member that carries records to partition workers. The only importer of faust.
 
-Faust acknowledges what a handler failed on and restarts agents that raise; both would lose records. So events are taken without
-acknowledgement, acknowledged in order once a checkpoint holds them, and any exception stops the process for its supervisor to start again.
+Faust acknowledges what a handler failed on, restarts agents that raise, and while it stops it drains its buffers, acknowledging all of
+them (after `noack_take` too). Each would lose records. So its acknowledgements are off; exactly the offsets that checkpoints hold are
+committed here, and any exception stops the process for its supervisor to start again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import signal
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import faust
+from faust.types import TP
 from mode import CrashingSupervisor
 
 from ingest.errors import KvtideError
@@ -61,7 +62,7 @@ class _App(faust.App):
 
 
 def build_app(config: AppConfig) -> faust.App:
-    """Faust application with the settings that make acknowledgement follow the checkpoint; it has no tables and no windows."""
+    """Faust application without tables, windows, web server, or topics of its own; it fails rather than restarts an agent."""
     return _App(
         config.group,
         broker=[f"kafka://{address.strip()}" for address in config.bootstrap.split(",")],
@@ -78,7 +79,6 @@ def build_app(config: AppConfig) -> faust.App:
         web_enabled=False,
         broker_session_timeout=config.session_timeout_s,
         broker_heartbeat_interval=config.session_timeout_s / 4,
-        broker_commit_interval=1.0,
         broker_max_poll_records=_TAKE * 4,
         stream_buffer_maxsize=_TAKE * 4,
         stream_wait_empty=False,
@@ -95,7 +95,7 @@ class Member:
     def __init__(self, config: AppConfig, log_id: str, ends: dict[int, int]) -> None:
         self._config, self._log_id, self._ends = config, log_id, ends
         self._workers: dict[int, PartitionWorker] = {}
-        self._taken: defaultdict[int, deque[Any]] = defaultdict(deque)  # events not acknowledged yet, by partition
+        self._committed: dict[int, int] = {}
         self._retired: list[Stats] = []
         self._edges: tuple[int, dict[int, int], dict[int, int]] = (-1, {}, {})  # generation, log starts, log ends
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kvtide-worker")
@@ -105,7 +105,7 @@ class Member:
         self.thread = threading.Thread(target=self._run, name="kvtide-member", daemon=True)
 
     def stop(self) -> None:
-        """Ask for an orderly end: checkpoint, acknowledge, leave the group. Returns at once."""
+        """Ask for an orderly end: checkpoint, commit, leave the group. Returns at once."""
         self._stop.set()
 
     def stats(self) -> list[Stats]:
@@ -156,7 +156,7 @@ class Member:
             close()
 
     def _define(self, app: faust.App) -> None:
-        topic = app.topic(self._config.topic, key_serializer="raw", value_serializer="raw", allow_empty=True)
+        topic = app.topic(self._config.topic, key_serializer="raw", value_serializer="raw", allow_empty=True, acks=False)
 
         @app.agent(topic, concurrency=1, supervisor_strategy=CrashingSupervisor, name="shards")
         async def shards(stream: Any) -> None:
@@ -185,8 +185,6 @@ class Member:
             generation = self._app.consumer_generation_id
             # what an earlier generation fetched comes again from the committed offset
             current = [event for event in events if event.message.generation_id == generation]
-            for event in current:
-                self._taken[event.message.partition].append(event)
             await self._loop.run_in_executor(self._pool, self._apply, current, generation)
 
     def _apply(self, events: Sequence[Any], generation: int) -> None:
@@ -224,29 +222,24 @@ class Member:
         return worker.dirty and (at_end or worker.due(time.time()))
 
     async def _checkpoint(self, wanted: Callable[[PartitionWorker], bool]) -> None:
-        """Checkpoint the workers that want it, then acknowledge what the newest checkpoints hold."""
+        """Checkpoint the workers that want it, then commit the offsets that the newest checkpoints hold."""
         async with self._lock:
             ripe = [worker for worker in self._workers.values() if wanted(worker)]
             if ripe:
                 await self._loop.run_in_executor(self._pool, lambda: [worker.checkpoint() for worker in ripe])
-            if self._acknowledge():
-                await self._app.consumer.commit()
-
-    def _acknowledge(self) -> int:
-        acknowledged = 0
-        for partition, worker in self._workers.items():
-            taken = self._taken[partition]
-            while taken and taken[0].message.offset < worker.stats.checkpoint_offset:
-                taken.popleft().ack()
-                acknowledged += 1
-        return acknowledged
+            held = {worker.partition: worker.stats.checkpoint_offset for worker in self._workers.values()}
+            news = {partition: offset for partition, offset in held.items() if offset > self._committed.get(partition, 0)}
+            # false when a rebalance is under way: whoever gets the partition skips what the checkpoint holds
+            consumer: Any = self._app.consumer
+            if news and await consumer._commit({TP(self._config.topic, p): offset for p, offset in news.items()}):
+                self._committed.update(news)
 
     async def _release(self) -> None:
         """Partitions may go to another member: leave a checkpoint of all, and forget everything. Who gets them restores it."""
         async with self._lock:
             self.assigned = frozenset()
             workers, self._workers = list(self._workers.values()), {}
-            self._taken.clear()
+            self._committed.clear()
             self._retired += [worker.stats for worker in workers]
             await self._loop.run_in_executor(self._pool, lambda: [worker.checkpoint() for worker in workers])
 
@@ -307,7 +300,7 @@ def run_workers(
 ) -> list[Stats]:
     """Run group members until a signal, `stop`, or (with `until_end`) the end of the topic as it is now; returns all counters.
 
-    SIGTERM and SIGINT end in order: checkpoint, acknowledge, leave the group. The first failure of a member stops all and is raised.
+    SIGTERM and SIGINT end in order: checkpoint, commit, leave the group. The first failure of a member stops all and is raised.
     With `until_end` the group has committed everything up to the end on return, whichever processes did the work.
     """
     stop = stop or threading.Event()

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -151,6 +152,27 @@ def test_bad_records_end_in_the_dead_letter_topic_with_their_bytes(kafka: str, t
     rows = store.rows("SELECT offset, reason FROM dead_letter_raw ORDER BY offset")
     assert [(row["offset"], row["reason"].encode()) for row in rows] == [(offset, reason) for offset, reason, _ in found]
     assert [row["request_id"] for row in store.rows("SELECT request_id FROM access_raw ORDER BY ts")] == ["r0", "r2"]
+
+
+def test_an_orderly_stop_with_work_waiting_commits_exactly_what_its_checkpoints_hold(
+    kafka: str, topic: str, store_url: str, store: Store
+) -> None:
+    """Faust drains its buffers as it stops; nothing that it drains may count as done."""
+    _publish(kafka, topic, events(2500, tenants=12), 4)
+    ends, stopped_early = end_offsets(kafka, topic), 0
+    for _ in range(3):
+        stop = threading.Event()
+        run_workers(
+            _config(kafka, topic, store_url, partitions=4, until_end=False),
+            progress=lambda stats, stop=stop: sum(item.records for item in stats) and stop.set(),  # type: ignore[misc]
+            stop=stop,
+        )
+        held = {partition: found[0] for partition in ends if (found := store.load_checkpoint(topic, partition))}
+        assert committed_offsets(kafka, f"g.{topic}", topic) == held
+        stopped_early += sum(held.values()) < sum(ends.values())
+    run_workers(_config(kafka, topic, store_url, partitions=4))
+    assert committed_offsets(kafka, f"g.{topic}", topic) == ends
+    assert stopped_early, "at least one stop found work waiting"
 
 
 def test_a_failing_worker_stops_and_acknowledges_nothing_beyond_its_checkpoint(
