@@ -63,7 +63,8 @@ class Access(msgspec.Struct, kw_only=True, frozen=True):
 class Residency(msgspec.Struct, kw_only=True, frozen=True):
     """A block's first store on, or last removal from, one instance; `cleared` is all of the tenant's blocks on that instance.
 
-    `reason` of an eviction is `pressure` (an allocation took it; `cause_tenant` says whose), `restart`, `clear`, `drain` or `removal`.
+    `reason` of an eviction is `pressure` (an allocation took it; `cause_tenant` says whose), `resize` (capacity was cut), `restart`,
+    `clear`, `drain` or `removal`.
     """
 
     ts_us: int

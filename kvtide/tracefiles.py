@@ -51,6 +51,7 @@ class TraceInput:
         limit: int | None,
         skip_bad: bool,
         ignore_unknown_fields: bool,
+        **source_options: Any,
     ) -> None:
         self.name, self.source = " ".join(paths), SOURCES[format_]
         self.bad_records = 0
@@ -64,6 +65,7 @@ class TraceInput:
             limit=limit,
             ignore_unknown_fields=ignore_unknown_fields,
             on_bad=self._bad,
+            **source_options,
         )
 
     def requests(self, order: Literal["time", "session"] = "time") -> Iterator[TraceRequest]:
