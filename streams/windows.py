@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,30 +33,37 @@ class Rows:
 
 @dataclass(slots=True)
 class Columns:
-    """Column lists of one table that grow block by block and end as one Arrow table."""
+    """Column pieces of one table that grow block by block and end as one Arrow table.
+
+    A column is given either always as one value for a whole piece or always as an array of a value a row.
+    """
 
     names: tuple[str, ...]
-    parts: list[dict[str, object]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    pieces: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, n: int, **columns: object) -> None:
-        """Append `n` rows; a scalar stands for n equal values, an array or list for one value a row."""
+    def add(self, n: int, **columns: Any) -> None:
+        """Append `n` rows; nothing happens when `n` is 0."""
         if n:
-            self.parts.append({name: _column(columns[name], n) for name in self.names})
+            self.lengths.append(n)
+            self.pieces.append(columns)
 
     def table(self) -> pa.Table | None:
-        if not self.parts:
+        """All rows, or None without any. Cost: one gather a column, however many pieces."""
+        if not self.lengths:
             return None
-        return pa.table({name: pa.chunked_array([part[name] for part in self.parts]).combine_chunks() for name in self.names})
+        piece_of = pa.array(np.repeat(np.arange(len(self.lengths)), self.lengths))
+        return pa.table({name: _column([piece[name] for piece in self.pieces], piece_of) for name in self.names})
 
 
-def _column(value: object, n: int) -> pa.Array:
-    if isinstance(value, str):
-        return pa.array([value], pa.string()).take(pa.array(np.zeros(n, np.int64)))
-    if isinstance(value, (int, np.integer)):
-        return pa.array(np.full(n, value, np.uint64))
-    if isinstance(value, np.ndarray) and value.dtype == np.int64:
-        return pa.array(value.astype(np.uint64))  # counts; a chunked column needs one type
-    return value if isinstance(value, pa.Array) else pa.array(value)
+def _column(pieces: list[Any], piece_of: pa.Array) -> pa.Array:
+    first = pieces[0]
+    if isinstance(first, pa.Array):
+        return pa.concat_arrays(pieces)
+    if isinstance(first, np.ndarray):
+        values = np.concatenate(pieces)
+        return pa.array(values.astype(np.uint64) if values.dtype == np.int64 else values)
+    return pa.array(pieces, pa.string() if isinstance(first, str) else pa.uint64()).take(piece_of)
 
 
 REUSE = ("tenant", "model", "block_size", "scope", "instance", "kind", "distance_from", "distance_to", "blocks", "positions")
@@ -63,7 +71,7 @@ REUSE_TIME = ("tenant", "model", "block_size", "instance", "category", "kind", "
 CAUSE = ("tenant", "model", "instance", "cause", "cause_tenant", "inferred", "requests", "blocks", "tokens", "token_context")
 
 
-def add_reuse(out: Columns, runs: Runs, **place: object) -> None:
+def add_reuse(out: Columns, runs: Runs, **place: Any) -> None:
     """Distance histogram of one stack's runs; `place` gives tenant, model, block_size, scope, instance. Cost: O(runs + bins)."""
     reused = runs.distance >= 0
     blocks, positions = _distance_histogram(runs.distance[reused], runs.length[reused], runs.position[reused])
@@ -75,10 +83,10 @@ def add_reuse(out: Columns, runs: Runs, **place: object) -> None:
     for kind, n, start in (("beyond", beyond, first), ("cold", length - beyond, first + beyond)):
         total = int(n.sum())
         spots = int((n * start + n * (n - 1) // 2).sum())
-        out.add(int(total > 0), kind=kind, distance_from=0, distance_to=0, blocks=total, positions=spots, **place)
+        out.add(int(total > 0), kind=kind, **_one(distance_from=0, distance_to=0, blocks=total, positions=spots), **place)
 
 
-def add_reuse_times(out: Columns, runs: Runs, category: NDArray[np.int64], categories: Strings, **place: object) -> None:
+def add_reuse_times(out: Columns, runs: Runs, category: NDArray[np.int64], categories: Strings, **place: Any) -> None:
     """Reuse-time histogram of placed runs per category (code per access); cold blocks are one row a category."""
     run_category = category[runs.request] if len(runs.request) else np.zeros(0, np.int64)
     length, first = runs.length.astype(np.int64), runs.position.astype(np.int64)
@@ -100,8 +108,13 @@ def add_reuse_times(out: Columns, runs: Runs, category: NDArray[np.int64], categ
         )
         cold = mine & (runs.age_us < 0)
         n = int(length[cold].sum())
-        place_cold = {"reuse_ms_from": 0, "reuse_ms_to": 0, "blocks": n, "positions": int(spots[cold].sum())}
-        out.add(int(n > 0), category=name, kind="cold", **place_cold, **place)
+        counts = _one(reuse_ms_from=0, reuse_ms_to=0, blocks=n, positions=int(spots[cold].sum()))
+        out.add(int(n > 0), category=name, kind="cold", **counts, **place)
+
+
+def _one(**values: int) -> dict[str, NDArray[np.int64]]:
+    """Columns of a single row."""
+    return {name: np.array([value], np.int64) for name, value in values.items()}
 
 
 def add_causes(
