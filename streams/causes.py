@@ -13,6 +13,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from streams import blocks
+from streams.blocks import ASKED, BLOOM_BITS, HOLD, KEY, SEEN, STATE, claim, filter_has, find, holds, is_held, lose, lose_all, state_of
+
 CAUSES = (
     "hit",
     "granularity",
@@ -35,19 +38,6 @@ CAUSES = (
 OP_ACCESS, OP_STORED, OP_EVICTED, OP_CLEARED, OP_UP, OP_DOWN, OP_DRAIN, OP_GAP, OP_LIVE, OP_REPORTS, OP_MUTE = range(11)
 
 FOREVER = np.int64(1 << 62)
-_BLOOM_BITS = 1 << 23
-
-
-class Table(NamedTuple):
-    """Open-addressing columns, one entry per known block. `used` 0/1; `holders` uint64[capacity, words], one bit per instance."""
-
-    key: NDArray[np.uint64]
-    used: NDArray[np.uint8]
-    holders: NDArray[np.uint64]
-    gone: NDArray[np.uint8]  # cause of the last copy's removal, COLD while there was never a copy
-    gone_tenant: NDArray[np.int32]
-    asked_until_us: NDArray[np.int64]  # -1: nobody asked since the last store
-    seen_us: NDArray[np.int64]
 
 
 class Fleet(NamedTuple):
@@ -107,7 +97,7 @@ class CauseTable:
 
     def __init__(self, tenant: int, block_size: int, words: int = 1, capacity: int = 1024) -> None:
         self.tenant, self.block_size = tenant, block_size
-        self.table = _empty(capacity, words)
+        self.rows = blocks.new_rows(capacity, words)
         self.count = 0
         self.bloom = np.zeros(0, np.uint64)
 
@@ -121,143 +111,50 @@ class CauseTable:
         out = tuple(
             np.empty(missed + 4 * len(accesses.prompt_tokens), t) for t in (np.int32, np.uint8, np.int32, np.uint8, np.int64, np.int64)
         )
-        n, self.count = _apply(self.table, self.count, self.bloom, fleet, ops, accesses, self.tenant, self.block_size, out)
+        n, self.count = _apply(self.rows, self.count, self.bloom, fleet, ops, accesses, self.tenant, self.block_size, out)
         return Segments(*(column[:n].copy() for column in out))  # type: ignore[arg-type]
 
     def forget(self, max_blocks: int) -> int:
         """Drop the longest gone blocks so that about `max_blocks` stay; resident ones always do. Returns how many went."""
         if self.count <= max_blocks + max_blocks // 4:
             return 0
-        used = self.table.used.astype(bool)
-        gone = used & ~self.table.holders.any(axis=1)
+        used = self.rows[:, STATE] != 0
+        gone = used & ~self.rows[:, HOLD:].any(axis=1)
         n_drop = min(self.count - max_blocks, int(gone.sum()))
         if n_drop <= 0:
             return 0
-        ages = np.sort(self.table.seen_us[gone], kind="stable")
-        drop = gone & (self.table.seen_us <= ages[n_drop - 1])
+        ages = np.sort(self.rows[gone, SEEN], kind="stable")
+        drop = gone & (self.rows[:, SEEN] <= ages[n_drop - 1])
         if not len(self.bloom):
-            self.bloom = np.zeros(_BLOOM_BITS // 64, np.uint64)
-        _bloom_add(self.bloom, self.table.key[drop])
-        self._rebuild(used & ~drop, len(self.table.key), self.table.holders.shape[1])
+            self.bloom = np.zeros(BLOOM_BITS // 64, np.uint64)
+        blocks.filter_add(self.bloom, self.rows[drop, KEY].view(np.uint64))
+        self._rebuild(used & ~drop, len(self.rows), self.rows.shape[1] - HOLD)
         return int(drop.sum())
 
     def state(self) -> dict[str, NDArray[np.generic]]:
-        """Live entries and the filter, for a checkpoint; `from_state` restores an equal table."""
-        live = self.table.used.astype(bool)
-        order = np.argsort(self.table.key[live], kind="stable")
-        columns = {name: column[live][order] for name, column in self.table._asdict().items() if name != "used"}
-        return {**columns, "bloom": self.bloom}
+        """Live rows and the filter, for a checkpoint; `from_state` restores an equal table."""
+        live = self.rows[self.rows[:, STATE] != 0]
+        return {"rows": live[np.argsort(live[:, KEY], kind="stable")], "bloom": self.bloom}
 
     @classmethod
     def from_state(cls, tenant: int, block_size: int, state: dict[str, NDArray[np.generic]]) -> CauseTable:
-        n = len(state["key"])
         table = cls(tenant, block_size)
-        used = np.ones(n, np.uint8)
-        table.table = Table(**{**{name: state[name] for name in Table._fields if name != "used"}, "used": used})  # type: ignore[arg-type]
+        table.rows = np.ascontiguousarray(state["rows"], dtype=np.int64)
         table.bloom = np.ascontiguousarray(state["bloom"], dtype=np.uint64)
-        table._rebuild(used.astype(bool), max(1024, 2 * n), state["holders"].shape[1])
+        table._rebuild(np.ones(len(table.rows), np.bool_), max(1024, 2 * len(table.rows)), table.rows.shape[1] - HOLD)
         return table
 
     def _reserve(self, more: int, instances: int) -> None:
-        words = max(self.table.holders.shape[1], -(-instances // 64))
+        words = max(self.rows.shape[1] - HOLD, -(-instances // 64))
         need = 2 * (self.count + more)
-        if need > len(self.table.key) or words > self.table.holders.shape[1]:
-            capacity = max(len(self.table.key), 1 << max(10, int(need - 1).bit_length()))
-            self._rebuild(self.table.used.astype(bool), capacity, words)
+        if need > len(self.rows) or words > self.rows.shape[1] - HOLD:
+            # Room for twice what is needed now: a rebuild then pays for itself before the next one.
+            self._rebuild(self.rows[:, STATE] != 0, max(len(self.rows), 2 * need if need > len(self.rows) else 0), words)
 
     def _rebuild(self, keep: NDArray[np.bool_], capacity: int, words: int) -> None:
-        capacity = 1 << int(capacity - 1).bit_length()
-        fresh = _empty(capacity, words)
-        self.count = _copy_into(fresh, self.table, np.flatnonzero(keep))
-        self.table = fresh
-
-
-def _empty(capacity: int, words: int) -> Table:
-    return Table(
-        np.zeros(capacity, np.uint64),
-        np.zeros(capacity, np.uint8),
-        np.zeros((capacity, words), np.uint64),
-        np.full(capacity, COLD, np.uint8),
-        np.full(capacity, -1, np.int32),
-        np.full(capacity, -1, np.int64),
-        np.zeros(capacity, np.int64),
-    )
-
-
-@njit(cache=True, nogil=True)
-def _mix(x):  # type: ignore[no-untyped-def]
-    """splitmix64 finaliser: spreads small integer hashes (public traces have them) over the table."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@njit(cache=True, nogil=True)
-def _find(table, key):  # type: ignore[no-untyped-def]
-    """Slot of `key`, or of the free slot where it belongs."""
-    mask = np.uint64(len(table.key) - 1)
-    slot = _mix(key) & mask
-    while table.used[slot] and table.key[slot] != key:
-        slot = (slot + np.uint64(1)) & mask
-    return np.int64(slot)
-
-
-@njit(cache=True, nogil=True)
-def _copy_into(fresh, table, slots):  # type: ignore[no-untyped-def]
-    words = table.holders.shape[1]
-    for old in slots:
-        new = _find(fresh, table.key[old])
-        fresh.key[new] = table.key[old]
-        fresh.used[new] = 1
-        for word in range(words):
-            fresh.holders[new, word] = table.holders[old, word]
-        fresh.gone[new] = table.gone[old]
-        fresh.gone_tenant[new] = table.gone_tenant[old]
-        fresh.asked_until_us[new] = table.asked_until_us[old]
-        fresh.seen_us[new] = table.seen_us[old]
-    return len(slots)
-
-
-@njit(cache=True, nogil=True)
-def _bloom_add(bloom, keys):  # type: ignore[no-untyped-def]
-    bits = np.uint64(len(bloom) * 64 - 1)
-    for key in keys:
-        h = _mix(key)
-        for _ in range(3):
-            bit = h & bits
-            bloom[bit >> np.uint64(6)] |= np.uint64(1) << (bit & np.uint64(63))
-            h = _mix(h + np.uint64(0x9E3779B97F4A7C15))
-
-
-@njit(cache=True, nogil=True)
-def _bloom_has(bloom, key):  # type: ignore[no-untyped-def]
-    if len(bloom) == 0:
-        return False
-    bits = np.uint64(len(bloom) * 64 - 1)
-    h = _mix(key)
-    for _ in range(3):
-        bit = h & bits
-        if not (bloom[bit >> np.uint64(6)] >> (bit & np.uint64(63))) & np.uint64(1):
-            return False
-        h = _mix(h + np.uint64(0x9E3779B97F4A7C15))
-    return True
-
-
-@njit(cache=True, nogil=True)
-def _drop_copies(table, instance, cause, tenant, ts_us):  # type: ignore[no-untyped-def]
-    """Every block loses its copy on one instance; those that lose their last one remember why."""
-    word, bit = instance >> 6, np.uint64(1) << np.uint64(instance & 63)
-    words = table.holders.shape[1]
-    for slot in range(len(table.key)):
-        if table.used[slot] and table.holders[slot, word] & bit:
-            table.holders[slot, word] &= ~bit
-            left = np.uint64(0)
-            for w in range(words):
-                left |= table.holders[slot, w]
-            if left == 0:
-                table.gone[slot] = cause
-                table.gone_tenant[slot] = tenant
-                table.seen_us[slot] = ts_us
+        fresh = blocks.new_rows(1 << max(10, int(capacity - 1).bit_length()), words)
+        self.count = blocks.copy_into(fresh, self.rows, keep.view(np.uint8))
+        self.rows = fresh
 
 
 @njit(cache=True, nogil=True)
@@ -278,161 +175,133 @@ def _emit(out, n, access, cause, tenant, inferred, start, end):  # type: ignore[
 
 
 @njit(cache=True, nogil=True)
-def _longest_elsewhere(table, fleet, instance, chain, begin, end, hit_blocks):  # type: ignore[no-untyped-def]
+def _longest_elsewhere(rows, fleet, instance, chain, begin, end, hit_blocks):  # type: ignore[no-untyped-def]
     """Length in blocks of the longest leading run of chain[begin:end] held by another up instance, if beyond `hit_blocks`."""
-    words = table.holders.shape[1]
-    candidates = np.zeros(words, np.uint64)
+    candidates = np.zeros(rows.shape[1] - HOLD, np.int64)
     for i in range(len(fleet.up)):
         if fleet.up[i] and i != instance:
-            candidates[i >> 6] |= np.uint64(1) << np.uint64(i & 63)
+            candidates[i >> 6] |= np.int64(1) << (i & 63)
     # Most misses are held nowhere else: look at the first missed block before walking the hit part.
-    if not _narrow(table, candidates, chain[begin + hit_blocks]):
+    if not _narrow(rows, candidates, chain[begin + hit_blocks]):
         return 0
     for k in range(begin, begin + hit_blocks):
-        if not _narrow(table, candidates, chain[k]):
+        if not _narrow(rows, candidates, chain[k]):
             return 0
     run = hit_blocks + 1
-    while begin + run < end and _narrow(table, candidates, chain[begin + run]):
+    while begin + run < end and _narrow(rows, candidates, chain[begin + run]):
         run += 1
     return run
 
 
 @njit(cache=True, nogil=True)
-def _narrow(table, candidates, key):  # type: ignore[no-untyped-def]
+def _narrow(rows, candidates, key):  # type: ignore[no-untyped-def]
     """Keep the candidates that hold `key`; False (and an unchanged set) when none does."""
-    slot = _find(table, key)
-    if not table.used[slot]:
-        return False
-    left = np.uint64(0)
+    slot = find(rows, key)
+    left = np.int64(0)
     for w in range(len(candidates)):
-        left |= candidates[w] & table.holders[slot, w]
+        left |= candidates[w] & rows[slot, HOLD + w]
     if left == 0:
         return False
     for w in range(len(candidates)):
-        candidates[w] &= table.holders[slot, w]
+        candidates[w] &= rows[slot, HOLD + w]
     return True
 
 
 @njit(cache=True, nogil=True)
-def _cause_of(table, bloom, fleet, instance, key, ts_us, own):  # type: ignore[no-untyped-def]
+def _cause_of(rows, bloom, fleet, instance, key, ts_us, own):  # type: ignore[no-untyped-def]
     """(cause, cause tenant, inferred) of one missed block that no other instance could have served in a leading run."""
-    slot = _find(table, key)
-    known = table.used[slot] != 0
+    slot = find(rows, key)
+    known = rows[slot, STATE] != 0
     if fleet.gap[instance]:
-        return UNOBSERVED, np.int32(-1), 0
+        return UNOBSERVED, -1, 0
     if not fleet.reports[instance]:
-        if known:
-            return UNOBSERVED, np.int32(-1), 1
-        return COLD, np.int32(-1), 1
+        return (UNOBSERVED if known else COLD), -1, 1
     if not known:
-        if _bloom_has(bloom, key):
-            return BEYOND, np.int32(-1), 0
-        return COLD, np.int32(-1), 0
-    held, held_up = False, False
-    for i in range(len(fleet.up)):
-        if (table.holders[slot, i >> 6] >> np.uint64(i & 63)) & np.uint64(1):
-            held = True
-            held_up = held_up or fleet.up[i] != 0
-    if held_up:
-        return BROKEN_PREFIX, np.int32(-1), 0
-    if table.asked_until_us[slot] >= 0:
-        if ts_us < table.asked_until_us[slot]:
-            return IN_FLIGHT, np.int32(-1), 0
-        return NOT_STORED, np.int32(-1), 0
+        return (BEYOND if filter_has(bloom, key) else COLD), -1, 0
+    held = is_held(rows, slot)
     if held:
-        return INSTANCE, np.int32(-1), 0
-    cause, tenant = np.int64(table.gone[slot]), table.gone_tenant[slot]
+        for i in range(len(fleet.up)):
+            if fleet.up[i] and holds(rows, slot, i):
+                return BROKEN_PREFIX, -1, 0
+    if rows[slot, ASKED] >= 0:
+        return (IN_FLIGHT if ts_us < rows[slot, ASKED] else NOT_STORED), -1, 0
+    if held:
+        return INSTANCE, -1, 0
+    cause, tenant = (rows[slot, STATE] & 255) - 1, (rows[slot, STATE] >> 8) - 1
     if cause == CAPACITY_SELF and tenant != own:
         return CAPACITY_OTHER, tenant, 0
-    return cause, np.int32(-1), 0
+    return cause, -1, 0
 
 
 @njit(cache=True, nogil=True)
-def _attribute(table, count, bloom, fleet, accesses, row, instance, ts_us, own, block_size, out, n):  # type: ignore[no-untyped-def]
+def _attribute(rows, count, bloom, fleet, accesses, row, instance, ts_us, own, block_size, out, n):  # type: ignore[no-untyped-def]
     """Cover one access's prompt with segments, then mark its missed blocks as asked for."""
     begin, end = accesses.offsets[row], accesses.offsets[row + 1]
     prompt, hit = accesses.prompt_tokens[row], accesses.hit_tokens[row]
     usable = max((prompt - 1) // block_size * block_size, hit)
-    n = _emit(out, n, row, HIT, np.int32(-1), 0, np.int64(0), hit)
+    n = _emit(out, n, row, HIT, -1, 0, np.int64(0), hit)
     first = hit // block_size
-    blocks = min(end - begin, -(-usable // block_size))
+    named = min(end - begin, -(-usable // block_size))
     elsewhere = np.int64(0)
-    if first < blocks and not fleet.gap[instance]:
-        elsewhere = _longest_elsewhere(table, fleet, instance, accesses.chain, begin, begin + blocks, first)
+    if first < named and not fleet.gap[instance]:
+        elsewhere = _longest_elsewhere(rows, fleet, instance, accesses.chain, begin, begin + named, first)
     inferred = 0 if fleet.reports[instance] else 1
-    for k in range(first, blocks):
+    for k in range(first, named):
         start, stop = max(hit, k * block_size), min(usable, (k + 1) * block_size)
         if k < elsewhere:
-            n = _emit(out, n, row, ROUTING, np.int32(-1), inferred, start, stop)
+            n = _emit(out, n, row, ROUTING, -1, inferred, start, stop)
         else:
-            cause, tenant, guess = _cause_of(table, bloom, fleet, instance, accesses.chain[begin + k], ts_us, own)
+            cause, tenant, guess = _cause_of(rows, bloom, fleet, instance, accesses.chain[begin + k], ts_us, own)
             n = _emit(out, n, row, cause, tenant, guess, start, stop)
     # Blocks that the record does not name (a chain shorter than the prompt) cannot be explained.
-    n = _emit(out, n, row, UNOBSERVED, np.int32(-1), 0, max(hit, min(usable, blocks * block_size)), usable)
-    n = _emit(out, n, row, GRANULARITY, np.int32(-1), 0, usable, prompt)
+    n = _emit(out, n, row, UNOBSERVED, -1, 0, max(hit, min(usable, named * block_size)), usable)
+    n = _emit(out, n, row, GRANULARITY, -1, 0, usable, prompt)
+    never = state_of(COLD, -1)
     for k in range(begin + first, end):
-        slot = _find(table, accesses.chain[k])
-        if not table.used[slot]:
-            table.used[slot] = 1
-            table.key[slot] = accesses.chain[k]
-            count += 1
+        slot = find(rows, accesses.chain[k])
+        count += claim(rows, slot, accesses.chain[k], never)
+        rows[slot, SEEN] = ts_us
         # A copy that stands here but could not be reached gets a twin, and a twin's store is no event: nothing to wait for.
-        if not (table.holders[slot, instance >> 6] >> np.uint64(instance & 63)) & np.uint64(1):
-            table.asked_until_us[slot] = max(table.asked_until_us[slot], accesses.end_us[row])
-        table.seen_us[slot] = ts_us
+        if not holds(rows, slot, instance):
+            rows[slot, ASKED] = max(rows[slot, ASKED], accesses.end_us[row])
     return n, count
 
 
 @njit(cache=True, nogil=True)
-def _store(table, count, key, instance, ts_us):  # type: ignore[no-untyped-def]
-    slot = _find(table, key)
-    if not table.used[slot]:
-        table.used[slot] = 1
-        table.key[slot] = key
-        count += 1
-    table.holders[slot, instance >> 6] |= np.uint64(1) << np.uint64(instance & 63)
-    table.asked_until_us[slot] = -1
-    table.seen_us[slot] = ts_us
+def _store(rows, count, key, instance, ts_us):  # type: ignore[no-untyped-def]
+    slot = find(rows, key)
+    count += claim(rows, slot, key, state_of(COLD, -1))
+    rows[slot, HOLD + (instance >> 6)] |= np.int64(1) << (instance & 63)
+    rows[slot, ASKED], rows[slot, SEEN] = -1, ts_us
     return count
 
 
 @njit(cache=True, nogil=True)
-def _evict(table, key, instance, cause, tenant, ts_us):  # type: ignore[no-untyped-def]
-    slot = _find(table, key)
-    if not table.used[slot]:
-        return
-    table.holders[slot, instance >> 6] &= ~(np.uint64(1) << np.uint64(instance & 63))
-    for w in range(table.holders.shape[1]):
-        if table.holders[slot, w]:
-            return
-    table.gone[slot] = cause
-    table.gone_tenant[slot] = tenant
-    table.seen_us[slot] = ts_us
-
-
-@njit(cache=True, nogil=True)
-def _apply(table, count, bloom, fleet, ops, accesses, own, block_size, out):  # type: ignore[no-untyped-def]
+def _apply(rows, count, bloom, fleet, ops, accesses, own, block_size, out):  # type: ignore[no-untyped-def]
     n = 0
     for i in range(len(ops.op)):
-        op, instance, ts_us = ops.op[i], ops.instance[i], ops.ts_us[i]
+        op, instance, ts_us = ops.op[i], np.int64(ops.instance[i]), ops.ts_us[i]
         if op == OP_ACCESS:
-            n, count = _attribute(table, count, bloom, fleet, accesses, ops.access[i], instance, ts_us, own, block_size, out, n)
+            n, count = _attribute(rows, count, bloom, fleet, accesses, ops.access[i], instance, ts_us, own, block_size, out, n)
         elif op in (OP_STORED, OP_EVICTED, OP_CLEARED):
             # Rows of an earlier life of the instance speak of KV that is gone already.
             if ops.incarnation[i] < fleet.incarnation[instance]:
                 continue
+            went = state_of(np.int64(ops.cause[i]), np.int64(ops.tenant[i]))
             if op == OP_STORED:
-                count = _store(table, count, ops.block[i], instance, ts_us)
-            elif op == OP_EVICTED:
-                _evict(table, ops.block[i], instance, ops.cause[i], ops.tenant[i], ts_us)
+                count = _store(rows, count, ops.block[i], instance, ts_us)
+            elif op == OP_CLEARED:
+                lose_all(rows, instance, went, ts_us)
             else:
-                _drop_copies(table, instance, ops.cause[i], ops.tenant[i], ts_us)
+                slot = find(rows, ops.block[i])
+                if rows[slot, STATE] != 0:
+                    lose(rows, slot, instance, went, ts_us)
         elif op == OP_UP:
             fleet.up[instance] = 1
             fleet.incarnation[instance] = ops.incarnation[i]
         elif op == OP_DOWN:
             fleet.up[instance] = 0
-            _drop_copies(table, instance, INSTANCE, np.int32(-1), ts_us)
+            lose_all(rows, instance, state_of(INSTANCE, -1), ts_us)
         elif op == OP_DRAIN:
             fleet.up[instance] = 0
         elif op == OP_GAP:

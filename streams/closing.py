@@ -29,6 +29,7 @@ from streams.causes import (
     Ops,
     Segments,
 )
+from streams.codes import Coded, coded, group, recoded
 from streams.instances import Steps
 from streams.order import Pending
 from streams.windows import CAUSE, REUSE, REUSE_TIME, Columns, add_causes, add_reuse, add_reuse_times
@@ -73,19 +74,11 @@ def in_order(taken: dict[Kind, Pending], rank: dict[Kind, NDArray[np.int64]]) ->
 
 
 def placed(rows: Pending, rank: NDArray[np.int64], instance: NDArray[np.int64]) -> Placed:
-    """Rows with their keys, in no particular order."""
-    columns = [rows.batch.column(name).dictionary_encode() for name in ("tenant", "model")]
-    tenants, models = (column.dictionary.to_pylist() for column in columns)
-    tenant, model = (column.indices.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns)
-    block_size = rows.batch.column("block_size").dictionary_encode()
-    sizes = block_size.dictionary.to_pylist()
-    # A dense code per combination: bincount instead of sorting strings, since there are few keys and many rows.
-    code = (tenant * len(models) + model) * len(sizes) + block_size.indices.to_numpy(zero_copy_only=False)
-    present = np.flatnonzero(np.bincount(code, minlength=1))
-    keys = [(tenants[c // len(sizes) // len(models)], models[c // len(sizes) % len(models)], sizes[c % len(sizes)]) for c in present]
-    index = np.zeros(present.max(initial=0) + 1, np.int64)
-    index[present] = np.arange(len(present))
-    return Placed(rows, rank, keys, index[code], instance)
+    """Rows with their keys, keys in ascending order."""
+    sizes = rows.batch.column("block_size").dictionary_encode()
+    block_size = Coded(sizes.indices.to_numpy(zero_copy_only=False).astype(np.int64), [str(size) for size in sizes.dictionary.to_pylist()])
+    key, names = group([*(coded(rows.batch.column(name)) for name in ("tenant", "model")), block_size])
+    return Placed(rows, rank, [(tenant, model, int(size)) for tenant, model, size in names], key, instance)
 
 
 class WindowWork:
@@ -96,15 +89,15 @@ class WindowWork:
         self.cause, self.reuse, self.reuse_time = Columns(CAUSE), Columns(REUSE), Columns(REUSE_TIME)
         self.cause_tokens = np.zeros((len(access.rank), len(CAUSES)), np.int64)
         batch = access.rows.batch
-        categories = pc.fill_null(batch.column("category"), "").dictionary_encode()
-        self.categories: list[str] = categories.dictionary.to_pylist()
-        self.category = categories.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        self.served = np.asarray(pc.equal(batch.column("outcome"), "served"))
+        category, names_of = coded(batch.column("category"))
+        self.categories = ["", *names_of]
+        self.category = category + 1
+        self.served = recoded(batch.column("outcome"), {"served": 1}) == 1
         self.end_us = _prefill_end(access.rows, self.served)
         tenants = {name: code for code, name in enumerate(names.tenants)}
-        self.cause_tenant = _codes(residency.rows.batch.column("cause_tenant"), tenants)
+        self.cause_tenant = recoded(residency.rows.batch.column("cause_tenant"), tenants)
         self.gone = _gone_cause(residency.rows.batch)
-        self.op = _codes(residency.rows.batch.column("kind"), {"stored": OP_STORED, "evicted": OP_EVICTED, "cleared": OP_CLEARED})
+        self.op = recoded(residency.rows.batch.column("kind"), {"stored": OP_STORED, "evicted": OP_EVICTED, "cleared": OP_CLEARED})
 
     def key(self, key: Key, state: KeyState, depth_of: dict[str, int]) -> None:
         """Causes and reuse of one key; `depth_of` gives the stack depth in blocks per instance name, '' for the fleet."""
@@ -209,18 +202,11 @@ def _chains(batch: pa.RecordBatch, rows: NDArray[np.int64]) -> tuple[NDArray[np.
     return offsets - offsets[0], chains.flatten().to_numpy()
 
 
-def _codes(column: pa.Array, table: dict[str, int]) -> NDArray[np.int64]:
-    """Code of every string, -1 for null and for strings that the table lacks."""
-    encoded = column.dictionary_encode()
-    lookup = np.array([table.get(name, -1) for name in encoded.dictionary.to_pylist()] + [-1], np.int64)
-    return lookup[pc.fill_null(encoded.indices, len(lookup) - 1).to_numpy(zero_copy_only=False)]
-
-
 def _gone_cause(batch: pa.RecordBatch) -> NDArray[np.int64]:
     """Cause that a removal leaves behind. Pressure is marked capacity_self; the kernel tells whose it was by the cause tenant."""
     reasons = {"pressure": CAPACITY_SELF, "resize": CAPACITY_RESIZE}
-    codes = _codes(batch.column("reason"), reasons)
-    removed = _codes(batch.column("reason"), dict.fromkeys(("restart", "clear", "drain", "removal"), INSTANCE))
+    codes = recoded(batch.column("reason"), reasons)
+    removed = recoded(batch.column("reason"), dict.fromkeys(("restart", "clear", "drain", "removal"), INSTANCE))
     # An eviction without a reason is what engines send when an allocation took the block.
     return np.where(codes >= 0, codes, np.where(removed >= 0, removed, CAPACITY_SELF))
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ingest.events import Kind
 from streams.causes import OP_DOWN, OP_DRAIN, OP_GAP, OP_LIVE, OP_MUTE, OP_REPORTS, OP_UP, Fleet
+from streams.codes import coded
 from streams.order import Pending
 
 
@@ -70,9 +71,8 @@ class Instances:
 
     def codes(self, column: pa.Array) -> NDArray[np.int64]:
         """Bits of a string column."""
-        encoded = column.dictionary_encode()
-        table = np.array([self.code(name) for name in encoded.dictionary.to_pylist()], np.int64)
-        return table[encoded.indices.to_numpy(zero_copy_only=False)] if len(table) else np.zeros(0, np.int64)
+        codes, names = coded(column)
+        return np.array([*(self.code(name) for name in names), -1], np.int64)[codes]
 
     def advance(self, taken: dict[Kind, Pending], rank: dict[Kind, NDArray[np.int64]]) -> Steps:
         """Go through a window's rows and return its lifecycle steps; the state is then that at the window's end.

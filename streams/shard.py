@@ -15,6 +15,7 @@ from analytics.reuse.run_exact import RunStack
 from ingest.events import Kind
 from streams.causes import CauseTable
 from streams.closing import Key, KeyState, Names, WindowWork, in_order, placed
+from streams.codes import coded
 from streams.instances import Instances, Steps
 from streams.order import NEVER, Pending, ReorderBuffer, application_order
 from streams.state import pack, unpack
@@ -108,15 +109,12 @@ class Shard:
     def _close(self, start_us: int) -> list[Rows]:
         taken = self.buffer.take(start_us + self.config.window_us)
         rank = in_order(taken, application_order(taken))
-        for kind in taken:
-            self.instances.codes(taken[kind].batch.column("instance"))
+        instance = {kind: self.instances.codes(rows.batch.column("instance")) for kind, rows in taken.items()}
         fleet = self.instances.fleet()
         depth_of = self._depths()
         steps = self.instances.advance(taken, rank)
-        access, residency = (
-            placed(taken[kind], rank[kind], self.instances.codes(taken[kind].batch.column("instance"))) for kind in ("access", "residency")
-        )
-        for name in sorted({name for name in taken["residency"].batch.column("cause_tenant").unique().to_pylist() if name}):
+        access, residency = (placed(taken[kind], rank[kind], instance[kind]) for kind in ("access", "residency"))
+        for name in sorted(coded(taken["residency"].batch.column("cause_tenant")).names):
             self._tenant_code(name)
         keys = self._keys_to_work(access.keys + residency.keys, steps)
         work = WindowWork(access, residency, steps, fleet, Names(self.instances.names, self.tenants))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streams.causes import CAUSES, HIT
+from streams.codes import coded, group, sums
 from streams.order import Pending
 
 _TS = pa.timestamp("us", tz="UTC")
@@ -16,11 +19,6 @@ _TS = pa.timestamp("us", tz="UTC")
 def microseconds(column: pa.Array) -> pa.Array:
     """Milliseconds (float64, null kept) as whole microseconds, so that sums are exact."""
     return pc.cast(pc.round(pc.multiply(column, 1000.0)), pa.int64())
-
-
-def known(column: pa.Array) -> pa.Array:
-    """1 where a value is known, 0 where it is null."""
-    return pc.is_valid(column).cast(pa.int64())
 
 
 def access_raw(rows: Pending, cause_tokens: NDArray[np.int64], partition: int) -> pa.Table | None:
@@ -43,11 +41,16 @@ def instance_raw(rows: Pending, partition: int) -> pa.Table | None:
 
 
 def _raw_columns(rows: Pending, partition: int) -> dict[str, pa.Array]:
-    columns = {name: rows.batch.column(name) for name in rows.batch.schema.names}
+    columns = {name: plain(rows.batch.column(name)) for name in rows.batch.schema.names}
     columns["ts"] = columns.pop("ts_us").cast(_TS)
     columns["partition"] = pa.array(np.full(len(rows.arrival), partition, np.uint16))
     columns["offset"] = pa.array(rows.offset)
     return columns
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """The column without dictionary encoding."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _cause_map(cause_tokens: NDArray[np.int64]) -> pa.Array:
@@ -61,47 +64,44 @@ def _cause_map(cause_tokens: NDArray[np.int64]) -> pa.Array:
 
 def traffic(rows: Pending) -> pa.Table | None:
     """Requests, tokens and times per (tenant, model, instance, category)."""
-    if not len(rows.arrival):
-        return None
     batch = rows.batch
-    ones = pa.array(np.ones(batch.num_rows, np.int64))
-    failed = pc.not_equal(batch.column("outcome"), "served").cast(pa.int64())
     values = {
-        "requests": ones,
-        "failed_requests": failed,
-        "late_requests": pa.array(rows.late.astype(np.int64)),
-        "prompt_tokens": batch.column("prompt_tokens"),
-        "hit_tokens": batch.column("hit_tokens"),
-        "output_tokens": pc.fill_null(batch.column("output_tokens"), 0),
+        "requests": np.ones(batch.num_rows, np.int64),
+        "failed_requests": numpy(pc.not_equal(batch.column("outcome").cast(pa.string()), "served")),
+        "late_requests": rows.late,
+        "prompt_tokens": numpy(batch.column("prompt_tokens")),
+        "hit_tokens": numpy(batch.column("hit_tokens")),
+        "output_tokens": numpy(batch.column("output_tokens")),
     }
     for name in ("queue", "prefill", "ttft"):
         column = batch.column(f"{name}_ms")
-        values[f"{name}_us"] = pc.fill_null(microseconds(column), 0)
-        values[f"{name}_known"] = known(column)
-    keys = {name: batch.column(name) for name in ("tenant", "model", "instance")}
-    keys["category"] = pc.fill_null(batch.column("category"), "")
-    return _grouped(keys, values)
+        values[f"{name}_us"] = numpy(microseconds(column))
+        values[f"{name}_known"] = numpy(pc.is_valid(column))
+    return _grouped(batch, ("tenant", "model", "instance", "category"), values)
 
 
 def residency(rows: Pending) -> pa.Table | None:
     """Blocks stored, evicted and cleared per (tenant, model, instance, kind, reason, cause tenant)."""
-    if not len(rows.arrival):
-        return None
     batch = rows.batch
-    keys = {name: batch.column(name) for name in ("tenant", "model", "instance", "kind")}
-    keys |= {name: pc.fill_null(batch.column(name), "") for name in ("reason", "cause_tenant")}
     idle = batch.column("idle_ms")
     values = {
-        "blocks": pa.array(np.ones(batch.num_rows, np.int64)),
-        "idle_ms": pc.fill_null(pc.cast(pc.round(idle), pa.int64()), 0),
-        "idle_known": known(idle),
+        "blocks": np.ones(batch.num_rows, np.int64),
+        "idle_ms": numpy(pc.round(idle)),
+        "idle_known": numpy(pc.is_valid(idle)),
     }
-    return _grouped(keys, values)
+    return _grouped(batch, ("tenant", "model", "instance", "kind", "reason", "cause_tenant"), values)
 
 
-def _grouped(keys: dict[str, pa.Array], values: dict[str, pa.Array]) -> pa.Table:
-    """Sums of `values` per distinct key, sorted by key; all integers, so exact."""
-    table = pa.table({**keys, **values}).group_by(list(keys)).aggregate([(name, "sum") for name in values])
-    table = table.sort_by([(name, "ascending") for name in keys])
-    named = {name: table.column(name) for name in keys}
-    return pa.table({**named, **{name: table.column(f"{name}_sum").cast(pa.uint64()) for name in values}})
+def numpy(column: pa.Array) -> NDArray[Any]:
+    """Values of a numeric or boolean column, 0 for null."""
+    filled = column if column.null_count == 0 else pc.fill_null(column, 0)
+    return filled.to_numpy(zero_copy_only=False)
+
+
+def _grouped(batch: pa.RecordBatch, keys: tuple[str, ...], values: dict[str, NDArray[Any]]) -> pa.Table | None:
+    """Sums of `values` per distinct key, sorted by key."""
+    if not batch.num_rows:
+        return None
+    number, groups = group([coded(batch.column(name)) for name in keys])
+    named = {name: pa.array(column, pa.string()) for name, column in zip(keys, zip(*groups, strict=True), strict=True)}
+    return pa.table({**named, **sums(number, values, len(groups))})
