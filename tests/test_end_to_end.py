@@ -11,41 +11,20 @@ from pathlib import Path
 import pytest
 
 from analytics.fleet.chunks import Chunk
-from analytics.fleet.config import FleetConfig
-from analytics.fleet.emulator import Fleet
-from analytics.fleet.routers import RouterSpec
-from analytics.fleet.scenarios import SCENARIOS
 from ingest.batching import Batcher
 from ingest.events import DLQ_TOPIC
 from ingest.kafka import KafkaSink, committed_offsets, end_offsets, ensure_topics
-from ingest.sources import read_trace
 from ingest.store import Store
-from kvtide.emulation import publish, workload_from_trace
+from kvtide.emulation import publish
 from kvtide.pipeline import run_embedded
 from streams.app import AppConfig, Group, run_workers
 from tests.dump_store import dump
+from tests.replays import conversation, generated, requests_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
-CONVERSATION = Path(__file__).parent.parent.parent / "shared" / "traces" / "mooncake" / "conversation_trace.jsonl.zst"
 PARTITIONS = 8
-SEED = 20_250_101
 RAW_AND_WINDOWS = ("access_raw", "cause_1m", "instance_raw", "residency_1m", "reuse_1m", "reuse_time_1m", "traffic_1m")
 Tables = dict[str, list[str]]
-
-
-def conversation(limit: int | None = None) -> list[Chunk]:
-    """Mooncake's conversation trace on four instances; tenants are assigned, since it has none."""
-    if not CONVERSATION.is_file():
-        pytest.skip(f"no {CONVERSATION}: the public traces are not beside this checkout")
-    requests = read_trace([str(CONVERSATION)], "mooncake", assign_tenants="zipf:4", limit=limit)
-    workload = workload_from_trace(requests, CONVERSATION.name)
-    config = FleetConfig(instances=4, capacity_blocks=8192, seed=SEED)
-    return list(Fleet(config, workload, RouterSpec("session_affinity"), with_truth=False).run())
-
-
-def generated(limit: int | None = None) -> list[Chunk]:
-    """Twelve minutes of a synthetic load on four instances that are restarted in turn from half time on."""
-    return list(SCENARIOS["instance_change"](SEED, 12.0).fleet(with_truth=False).run())
 
 
 REPLAYS = [pytest.param(conversation, marks=pytest.mark.traces), generated]
@@ -106,10 +85,6 @@ def assert_same(got: Tables, wanted: Tables, accesses: int) -> None:
     assert all(len(wanted[name]) > 50 for name in RAW_AND_WINDOWS), {name: len(rows) for name, rows in wanted.items()}
     assert {name: len(rows) for name, rows in got.items()} == {name: len(rows) for name, rows in wanted.items()}
     assert got == wanted
-
-
-def requests_of(chunks: list[Chunk]) -> int:
-    return sum(len(chunk.access.ts_us) for chunk in chunks)
 
 
 @pytest.mark.parametrize("replay", REPLAYS)
