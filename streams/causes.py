@@ -14,7 +14,23 @@ from numba import njit
 from numpy.typing import NDArray
 
 from streams import blocks
-from streams.blocks import ASKED, BLOOM_BITS, HOLD, KEY, SEEN, STATE, claim, filter_has, find, holds, is_held, lose, lose_all, state_of
+from streams.blocks import (
+    ASKED,
+    BLOOM_BITS,
+    HOLD,
+    KEY,
+    SEEN,
+    STATE,
+    claim,
+    filter_has,
+    find,
+    holds,
+    is_held,
+    lose,
+    lose_all,
+    state_of,
+    warm,
+)
 
 CAUSES = (
     "hit",
@@ -41,15 +57,16 @@ FOREVER = np.int64(1 << 62)
 
 
 class Fleet(NamedTuple):
-    """Per instance bit: `up`, `gap`, `reports` (residency) as uint8[n]; `incarnation` int64[n]."""
+    """Per instance bit: `up`, `gap`, `reports` (residency) as uint8[n]; `incarnation` int64[n]. `scratch` int64[1] is nobody's."""
 
     up: NDArray[np.uint8]
     gap: NDArray[np.uint8]
     reports: NDArray[np.uint8]
     incarnation: NDArray[np.int64]
+    scratch: NDArray[np.int64]
 
     def copy(self) -> Fleet:
-        return Fleet(self.up.copy(), self.gap.copy(), self.reports.copy(), self.incarnation.copy())
+        return Fleet(*(column.copy() for column in self))  # type: ignore[arg-type]
 
 
 class Ops(NamedTuple):
@@ -67,11 +84,17 @@ class Ops(NamedTuple):
 
 
 class Accesses(NamedTuple):
-    """Columns of the accesses that `Ops.access` points to. `end_us` is when the request's prefill ends (FOREVER when unknown)."""
+    """Columns of the accesses that `Ops.access` points to. `end_us` is when the request's prefill ends (FOREVER when unknown).
+
+    `known_blocks` is how many leading blocks of the chain the tenant had asked for before, `beyond_blocks` how many after those may have
+    been: all that an instance without residency lets one say.
+    """
 
     prompt_tokens: NDArray[np.int64]
     hit_tokens: NDArray[np.int64]
     end_us: NDArray[np.int64]
+    known_blocks: NDArray[np.int64]
+    beyond_blocks: NDArray[np.int64]
     offsets: NDArray[np.int64]
     chain: NDArray[np.uint64]
 
@@ -146,10 +169,9 @@ class CauseTable:
 
     def _reserve(self, more: int, instances: int) -> None:
         words = max(self.rows.shape[1] - HOLD, -(-instances // 64))
-        need = 2 * (self.count + more)
+        need = (self.count + more) * 3 // 2
         if need > len(self.rows) or words > self.rows.shape[1] - HOLD:
-            # Room for twice what is needed now: a rebuild then pays for itself before the next one.
-            self._rebuild(self.rows[:, STATE] != 0, max(len(self.rows), 2 * need if need > len(self.rows) else 0), words)
+            self._rebuild(self.rows[:, STATE] != 0, max(len(self.rows), need), words)
 
     def _rebuild(self, keep: NDArray[np.bool_], capacity: int, words: int) -> None:
         fresh = blocks.new_rows(1 << max(10, int(capacity - 1).bit_length()), words)
@@ -209,33 +231,31 @@ def _narrow(rows, candidates, key):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _cause_of(rows, bloom, fleet, instance, key, ts_us, own):  # type: ignore[no-untyped-def]
-    """(cause, cause tenant, inferred) of one missed block that no other instance could have served in a leading run."""
+    """(cause, cause tenant) of one missed block that no other instance could have served in a leading run."""
     slot = find(rows, key)
     known = rows[slot, STATE] != 0
     if fleet.gap[instance]:
-        return UNOBSERVED, -1, 0
-    if not fleet.reports[instance]:
-        return (UNOBSERVED if known else COLD), -1, 1
+        return UNOBSERVED, -1
     if not known:
-        return (BEYOND if filter_has(bloom, key) else COLD), -1, 0
+        return (BEYOND if filter_has(bloom, key) else COLD), -1
     held = is_held(rows, slot)
     if held:
         for i in range(len(fleet.up)):
             if fleet.up[i] and holds(rows, slot, i):
-                return BROKEN_PREFIX, -1, 0
+                return BROKEN_PREFIX, -1
     if rows[slot, ASKED] >= 0:
-        return (IN_FLIGHT if ts_us < rows[slot, ASKED] else NOT_STORED), -1, 0
+        return (IN_FLIGHT if ts_us < rows[slot, ASKED] else NOT_STORED), -1
     if held:
-        return INSTANCE, -1, 0
+        return INSTANCE, -1
     cause, tenant = (rows[slot, STATE] & 255) - 1, (rows[slot, STATE] >> 8) - 1
     if cause == CAPACITY_SELF and tenant != own:
-        return CAPACITY_OTHER, tenant, 0
-    return cause, -1, 0
+        return CAPACITY_OTHER, tenant
+    return cause, -1
 
 
 @njit(cache=True, nogil=True)
 def _attribute(rows, count, bloom, fleet, accesses, row, instance, ts_us, own, block_size, out, n):  # type: ignore[no-untyped-def]
-    """Cover one access's prompt with segments, then mark its missed blocks as asked for."""
+    """Cover one access's prompt with segments; where stores are reported, mark its missed blocks as asked for."""
     begin, end = accesses.offsets[row], accesses.offsets[row + 1]
     prompt, hit = accesses.prompt_tokens[row], accesses.hit_tokens[row]
     usable = max((prompt - 1) // block_size * block_size, hit)
@@ -245,26 +265,48 @@ def _attribute(rows, count, bloom, fleet, accesses, row, instance, ts_us, own, b
     elsewhere = np.int64(0)
     if first < named and not fleet.gap[instance]:
         elsewhere = _longest_elsewhere(rows, fleet, instance, accesses.chain, begin, begin + named, first)
-    inferred = 0 if fleet.reports[instance] else 1
-    for k in range(first, named):
-        start, stop = max(hit, k * block_size), min(usable, (k + 1) * block_size)
-        if k < elsewhere:
-            n = _emit(out, n, row, ROUTING, -1, inferred, start, stop)
-        else:
-            cause, tenant, guess = _cause_of(rows, bloom, fleet, instance, accesses.chain[begin + k], ts_us, own)
-            n = _emit(out, n, row, cause, tenant, guess, start, stop)
+    if fleet.reports[instance]:
+        fleet.scratch[0] = warm(rows, accesses.chain, begin + first, end)
+        for k in range(first, named):
+            start, stop = max(hit, k * block_size), min(usable, (k + 1) * block_size)
+            cause, tenant = ROUTING, np.int64(-1)
+            if k >= elsewhere:
+                cause, tenant = _cause_of(rows, bloom, fleet, instance, accesses.chain[begin + k], ts_us, own)
+            n = _emit(out, n, row, cause, tenant, 0, start, stop)
+        count = _ask(rows, count, accesses, row, begin + first, end, instance, ts_us)
+    else:
+        n = _infer(accesses, row, first, named, elsewhere, fleet.gap[instance], hit, usable, block_size, out, n)
     # Blocks that the record does not name (a chain shorter than the prompt) cannot be explained.
     n = _emit(out, n, row, UNOBSERVED, -1, 0, max(hit, min(usable, named * block_size)), usable)
     n = _emit(out, n, row, GRANULARITY, -1, 0, usable, prompt)
+    return n, count
+
+
+@njit(cache=True, nogil=True)
+def _infer(accesses, row, first, named, elsewhere, gap, hit, usable, block_size, out, n):  # type: ignore[no-untyped-def]
+    """Segments of the missed blocks [first, named) on an instance that sends no residency: what the tenant's own history allows to say."""
+    known = named if gap else min(named, accesses.known_blocks[row])
+    beyond = min(named, known + accesses.beyond_blocks[row])
+    at = np.int64(first)
+    for cause, upto in ((ROUTING, min(elsewhere, named)), (UNOBSERVED, known), (BEYOND, beyond), (COLD, named)):
+        if upto > at:
+            n = _emit(out, n, row, cause, -1, 1, max(hit, at * block_size), min(usable, upto * block_size))
+            at = np.int64(upto)
+    return n
+
+
+@njit(cache=True, nogil=True)
+def _ask(rows, count, accesses, row, begin, end, instance, ts_us):  # type: ignore[no-untyped-def]
+    """Mark the missed blocks chain[begin:end] as asked for until the request's prefill ends; returns the number of known blocks."""
     never = state_of(COLD, -1)
-    for k in range(begin + first, end):
+    for k in range(begin, end):
         slot = find(rows, accesses.chain[k])
         count += claim(rows, slot, accesses.chain[k], never)
         rows[slot, SEEN] = ts_us
         # A copy that stands here but could not be reached gets a twin, and a twin's store is no event: nothing to wait for.
         if not holds(rows, slot, instance):
             rows[slot, ASKED] = max(rows[slot, ASKED], accesses.end_us[row])
-    return n, count
+    return count
 
 
 @njit(cache=True, nogil=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from analytics.reuse.run_exact import RunStack
+from analytics.reuse.run_exact import Runs, RunStack
 from ingest.events import KINDS, Kind
 from streams import tables
 from streams.causes import (
@@ -94,6 +94,9 @@ class WindowWork:
         self.category = category + 1
         self.served = recoded(batch.column("outcome"), {"served": 1}) == 1
         self.end_us = _prefill_end(access.rows, self.served)
+        # Requests that were not served touch no stack; their blocks count as known, since nothing says that they are not.
+        self.known = np.full(len(access.rank), np.iinfo(np.int32).max, np.int64)
+        self.beyond = np.zeros(len(access.rank), np.int64)
         tenants = {name: code for code, name in enumerate(names.tenants)}
         self.cause_tenant = recoded(residency.rows.batch.column("cause_tenant"), tenants)
         self.gone = _gone_cause(residency.rows.batch)
@@ -102,16 +105,16 @@ class WindowWork:
     def key(self, key: Key, state: KeyState, depth_of: dict[str, int]) -> None:
         """Causes and reuse of one key; `depth_of` gives the stack depth in blocks per instance name, '' for the fleet."""
         mine = _rows_of(self.access, key)
+        self._add_reuse(key, mine[self.served[mine]], state, depth_of)
         segments = state.causes.apply(self._ops(key, mine), self._accesses(mine), self.fleet.copy())
         self._add_causes(key, mine, segments)
-        self._add_reuse(key, mine[self.served[mine]], state, depth_of)
         state.causes.forget(depth_of[""])
 
     def _accesses(self, mine: NDArray[np.int64]) -> Accesses:
         batch = self.access.rows.batch
         offsets, chain = _chains(batch, mine)
         prompt, hit = (batch.column(name).to_numpy()[mine] for name in ("prompt_tokens", "hit_tokens"))
-        return Accesses(prompt, hit, self.end_us[mine], offsets, chain)
+        return Accesses(prompt, hit, self.end_us[mine], self.known[mine], self.beyond[mine], offsets, chain)
 
     def _ops(self, key: Key, mine: NDArray[np.int64]) -> Ops:
         theirs = _rows_of(self.residency, key)
@@ -164,6 +167,7 @@ class WindowWork:
         state.fleet.max_depth_blocks = depth_of[""]
         runs = state.fleet.touch(ts_us[mine], *_chains(self.access.rows.batch, mine))
         add_reuse(self.reuse, runs, scope="fleet", instance="", **place)
+        self._add_known(mine, runs)
         instance = self.access.instance[mine]
         for bit in np.unique(instance):
             name = self.names.instances[bit]
@@ -173,6 +177,12 @@ class WindowWork:
             runs = stack.touch(ts_us[here], *_chains(self.access.rows.batch, here))
             add_reuse(self.reuse, runs, scope="placed", instance=name, **place)
             add_reuse_times(self.reuse_time, runs, self.category[here], self.categories, instance=name, **place)
+
+    def _add_known(self, mine: NDArray[np.int64], runs: Runs) -> None:
+        """Leading blocks of each chain that its tenant had touched before: all but the one cold run at its end."""
+        cold = runs.distance < 0
+        self.known[mine[runs.request[cold]]] = runs.position[cold]
+        self.beyond[mine[runs.request[cold]]] = runs.beyond[cold]
 
     def tables(self, partition: int, instance_rows: Pending) -> dict[str, pa.Table | None]:
         """Rows per table, in the order in which they are to be inserted; instance rows are kept by partition 0 only."""

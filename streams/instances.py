@@ -67,7 +67,7 @@ class Instances:
     def fleet(self) -> Fleet:
         """Arrays for the cause kernels, a fresh copy."""
         up, gap, reports = (np.array(column, np.uint8) for column in (self.up, self.gap, self.reports))
-        return Fleet(up, gap, reports, np.array(self.incarnation, np.int64))
+        return Fleet(up, gap, reports, np.array(self.incarnation, np.int64), np.zeros(1, np.int64))
 
     def codes(self, column: pa.Array) -> NDArray[np.int64]:
         """Bits of a string column."""

@@ -64,6 +64,7 @@ class Oracle:
 
     def __post_init__(self) -> None:
         n = self.instances
+        self.touched: set[int] = set()
         self.up, self.gap, self.reports, self.life = [False] * n, [False] * n, [False] * n, [0] * n
 
     def lose(self, instance: int, cause: int, tenant: int) -> None:
@@ -84,7 +85,7 @@ class Oracle:
         if self.gap[instance]:
             return UNOBSERVED, -1
         if not self.reports[instance]:
-            return (UNOBSERVED if known else COLD), -1
+            return (UNOBSERVED if block in self.touched else COLD), -1
         if known is None:
             return COLD, -1
         if any(self.up[i] for i in known.holders):
@@ -114,7 +115,8 @@ class Oracle:
                 causes.append((ROUTING, -1))
             else:
                 causes.append(self.why(instance, chain[k], ts))
-        for block in chain[hit // BLOCK :]:
+        self.touched.update(chain)
+        for block in chain[hit // BLOCK :] if self.reports[instance] else []:
             known = self.blocks.setdefault(block, Known())
             if instance in known.holders:
                 continue
@@ -150,7 +152,7 @@ class Script:
     def __init__(self, instances: int = 3, spread: int = 1) -> None:
         self.oracle, self.spread = Oracle(0, instances), spread
         self.rows: list[tuple[int, ...]] = []
-        self.accesses: list[tuple[int, int, int, list[int]]] = []
+        self.accesses: list[tuple[int, int, int, int, list[int]]] = []
         self.expected: list[list[tuple[int, int]]] = []
 
     def add(self, op: int, instance: int, *, block: int = 0, cause: int = 0, tenant: int = -1, access: int = -1) -> None:
@@ -165,7 +167,8 @@ class Script:
             hit = min(hit, prompt)  # type: ignore[type-var]
             end = now + ends if ends >= 0 else int(FOREVER)  # type: ignore[operator]
             self.add(OP_ACCESS, instance, access=len(self.accesses))
-            self.accesses.append((prompt, hit, end, chain))  # type: ignore[arg-type]
+            known = sum(block in oracle.touched for block in chain)
+            self.accesses.append((prompt, hit, end, known, chain))  # type: ignore[arg-type]
             self.expected.append(oracle.access(instance, prompt, hit, chain, now, end))  # type: ignore[arg-type]
         elif name in ("stored", "evicted"):
             for block in chain_of(rest[0])[-1:]:  # type: ignore[arg-type]
@@ -201,7 +204,7 @@ class Script:
         """Per access the cause of every token, from a table that gets the rows cut at `cuts` (and is rebuilt from its state between)."""
         table = table or CauseTable(0, BLOCK, capacity=4)
         n = self.oracle.instances * self.spread
-        fleet = Fleet(*(np.zeros(n, np.uint8) for _ in range(3)), np.zeros(n, np.int64))  # type: ignore[call-arg]
+        fleet = Fleet(*(np.zeros(n, np.uint8) for _ in range(3)), np.zeros(n, np.int64), np.zeros(1, np.int64))  # type: ignore[call-arg]
         got: list[list[tuple[int, int]]] = []
         for begin, end in zip([0, *cuts], [*cuts, len(self.rows)], strict=True):
             got += self.part(table, fleet, begin, end)
@@ -217,10 +220,11 @@ class Script:
         columns = [np.array([row[c] for row in rows], t) for c, t in enumerate(types)]
         ops = Ops(*columns, np.array([renumber.get(row[7], -1) for row in rows], np.int32))  # type: ignore[call-arg]
         mine = [self.accesses[a] for a in used]
-        offsets = np.cumsum([0, *(len(a[3]) for a in mine)])
-        flat = np.array([h for a in mine for h in a[3]], np.uint64)
-        numbers = (np.array([a[i] for a in mine], np.int64) for i in range(3))
-        segments = table.apply(ops, Accesses(*numbers, offsets, flat), fleet)  # type: ignore[call-arg]
+        offsets = np.cumsum([0, *(len(a[4]) for a in mine)])
+        flat = np.array([h for a in mine for h in a[4]], np.uint64)
+        numbers = (np.array([a[i] for a in mine], np.int64) for i in range(4))
+        accesses = Accesses(*numbers, np.zeros(len(mine), np.int64), offsets, flat)  # type: ignore[call-arg]
+        segments = table.apply(ops, accesses, fleet)
         tokens: list[list[tuple[int, int]]] = [[] for _ in mine]
         for i in range(len(segments.cause)):
             out = tokens[segments.access[i]]
