@@ -265,3 +265,5 @@ def test_every_sql_block_answers_on_a_filled_store(store: Store, tmp_path: Path)
     for block in wanted:
         result = store.fetch(block.text)
         assert bool(result.rows) == (block.mark != "test: no rows"), f"docs/sql.md:{block.line}: {len(result.rows)} rows"
+    for text in re.findall(r"[`\"](SELECT [^`\"]+)[`\"]", (ROOT / "docs/operations.md").read_text(encoding="utf-8")):
+        assert store.fetch(text).columns, text

@@ -22,7 +22,12 @@ from analytics.queueing import Queue
 
 Mask = NDArray[np.bool_]
 CHANGES = (-1, 0, 1, 2)
-UNSETTLED_ROUTING = 0.05
+UNSETTLED_RATIO = 0.05
+# Causes that make counting instances premature while they take more than UNSETTLED_RATIO of the prompt tokens, and what to do instead.
+UNSETTLED = {
+    "routing": "Requests are routed away from their cached prefixes: mend the routing before the number of instances.",
+    "instance": "Instances keep losing their KV to restarts or removals: let the fleet settle before changing its size.",
+}
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,13 @@ class _Today:
     overhead_s: float
     wait_s: float | None
     measured: bool
-    routing_ratio: float
+    lost_ratio: dict[str, float]
 
     @property
-    def unsettled(self) -> bool:
-        """True while routing costs so many hits that counting instances is premature: whole sessions do not stay together."""
-        return self.routing_ratio > UNSETTLED_ROUTING
+    def unsettled(self) -> str:
+        """Why the number of instances should wait, while routing or restarts cost too many hits to tell its effect; else ''."""
+        cause = max(self.lost_ratio, key=self.lost_ratio.__getitem__)
+        return UNSETTLED[cause] if self.lost_ratio[cause] > UNSETTLED_RATIO else ""
 
     @property
     def instances(self) -> int:
@@ -218,7 +224,7 @@ def _today(frame: Frame, mask: Mask) -> _Today | None:
         overhead_s=_overhead(frame, mask, wait),
         wait_s=wait,
         measured=bool(known),
-        routing_ratio=float(frame.tokens[mask][:, :, CAUSE_INDEX["routing"]].sum()) / max(float(frame.prompt_tokens[mask].sum()), 1.0),
+        lost_ratio={cause: float(frame.tokens[mask][:, :, CAUSE_INDEX[cause]].sum()) / prompt for cause in UNSETTLED},
     )
 
 
@@ -248,7 +254,7 @@ def _overhead(frame: Frame, mask: Mask, wait_s: float | None) -> float:
     return max(0.0, ttft - (wait_s or 0.0) - float(fleet.prefill_s[mask].sum()) / float(fleet.prefill_known[mask].sum()))
 
 
-def _choose(options: list[Option], now: Option, policy: ScalePolicy, unsettled: bool) -> tuple[Option, list[str]]:
+def _choose(options: list[Option], now: Option, policy: ScalePolicy, unsettled: str) -> tuple[Option, list[str]]:
     """The option to take and why; today's one with the reason against its neighbours if none is better."""
     more = [option for option in options if option.instances > now.instances]
     if now.utilisation > policy.max_utilisation and more:
@@ -259,7 +265,7 @@ def _choose(options: list[Option], now: Option, policy: ScalePolicy, unsettled: 
         best = next((option for option in more if option.ttft_p99_s <= target), more[-1])
         return best, [f"TTFT p99 is {now.ttft_p99_s:.2f} s, above the target of {target:.2f} s."]
     if unsettled:
-        return now, ["Requests are routed away from their cached prefixes: mend the routing before the number of instances."]
+        return now, [unsettled]
     worth = [option for option in more if option.hit_ratio - now.hit_ratio >= policy.min_hit_gain * (option.instances - now.instances)]
     if worth:
         gain = 100 * (worth[-1].hit_ratio - now.hit_ratio)
