@@ -41,7 +41,7 @@ class Records(list[Record]):
     def close(self) -> None: ...
 
 
-def run(trace: str | None = None, limit: int | None = None, **_: object) -> dict[str, Any]:
+def run(trace: str | None = None, limit: int | None = None) -> dict[str, Any]:
     """Blocks per second of both on one trace (WEKA, 64-token blocks, unless `trace` names another of that format).
 
     The reference gets the same hashes: one hash table, then a Fenwick tree a block in both scopes. `ratio` is the shard's speed over it;

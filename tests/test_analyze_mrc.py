@@ -377,7 +377,7 @@ def test_analyze_of_weka(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.traces
 @pytest.mark.slow
 def test_run_level_distances_equal_olken_on_real_sessions_and_cost_far_less() -> None:
-    from bench.curves_ref import run_exact_beside_olken
+    from bench.curves import run_exact_beside_olken
 
     measured = run_exact_beside_olken(Path(trace("weka-claude-code/traces_710.tar.zst")), limit=4000)
     assert measured["same_distances"] and measured["ratio"] > 5, measured

@@ -10,9 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-# Name -> module of bench/ whose `run(**options) -> dict` measures, and what it measures.
+# Name -> module of bench/ whose `run(trace, limit) -> dict` measures, and what it measures.
 BENCHES = {
     "shard": ("bench.shard", "Shard blocks/s on an agent trace, beside a per-block Fenwick tree."),
+    "curves": ("bench.curves", "Exact curve blocks/s on an agent trace, beside per-block Olken on dense ids."),
     "pipeline": ("bench.pipeline", "Records/s through Kafka, Faust and ClickHouse, beside a bare consume-and-decode."),
 }
 
@@ -21,7 +22,7 @@ BENCHES = {
 @click.argument("name", type=click.Choice([*BENCHES, "all"]))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there.")
 @click.option("--trace", metavar="PATH", help="Trace to measure on, where the bench reads one.")
-@click.option("--limit", type=click.IntRange(min=1), help="Use only this many requests of the trace.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use only this many requests.")
 def command(name: str, as_json: bool, trace: str | None, limit: int | None) -> None:
     """Measure kvtide beside a reference in the same run; ratios travel between machines, absolute figures do not."""
     results = {}

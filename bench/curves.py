@@ -13,9 +13,21 @@ from analytics.estimators import ESTIMATORS
 from analytics.reuse.chains import ChainBuilder, ChainColumns, densify
 from analytics.reuse.olken import olken_distances
 from analytics.reuse.run_exact import RunStack
+from ingest.errors import UsageError
 from ingest.sources import read_trace
 
-WEKA = Path("../shared/traces/weka-claude-code/traces_710.tar.zst")
+WEKA = Path(__file__).parent.parent.parent / "shared" / "traces" / "weka-claude-code" / "traces_710.tar.zst"
+
+
+def run(trace: str | None = None, limit: int | None = None) -> dict[str, Any]:
+    """Blocks per second of the run-level stack and of per-block Olken on a WEKA archive; all of it unless `limit` says less.
+
+    Raises `UsageError` when the trace is not there.
+    """
+    path = Path(trace) if trace else WEKA
+    if not path.exists():
+        raise UsageError(f"{path} is not there; name a WEKA archive with --trace PATH")
+    return run_exact_beside_olken(path, "weka", limit, goes=2)
 
 
 def load(path: Path = WEKA, format: str = "weka", limit: int | None = None) -> ChainColumns:
@@ -48,7 +60,7 @@ def run_exact_beside_olken(path: Path = WEKA, format: str = "weka", limit: int |
     runs = RunStack().touch(chains.ts_us, chains.offsets, chains.hashes)
     same = np.array_equal(runs.per_block()[0], olken_distances(chains.ts_us, chains.offsets, ids, distinct)[0])
     return {
-        "trace": str(path),
+        "trace": path.name,
         "requests": chains.requests,
         "blocks": chains.blocks,
         "distinct_blocks": distinct,
