@@ -37,7 +37,8 @@ def run(trace: str | None = None, limit: int | None = None, *, tenants: int = 40
     """Start a broker, publish `limit` (60,000) generated accesses with what they store, and measure; about half a minute.
 
     Runs in a process of its own, since an embedded engine opens one folder a process. Returns counts, records/s and rows/s of the three
-    measurements, the ratio of the whole pipeline to the bare one, and producer MB/s. `trace` is not used. Raises `KvtideError` when Kafka cannot start.
+    measurements, the ratio of the whole pipeline to the bare one, and producer MB/s. `trace` is not used.
+    Raises `KvtideError` when Kafka cannot start.
     """
     command = [sys.executable, "-m", "bench.pipeline", str(limit or 60_000), str(tenants), str(seed)]
     done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
