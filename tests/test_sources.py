@@ -482,7 +482,6 @@ BAD_LINES = [
     ("dynamo", dynamo_line(input_sequence_hashes=[1]), "list length 1"),
     ("dynamo", dynamo_line(input_sequence_hashes=[1, TOO_BIG]), "hash out of range"),
     ("dynamo", dynamo_line(trace_block_size=0), "trace_block_size"),
-    ("dynamo", dynamo_line(cached_tokens=33), "cached_tokens"),
     ("dynamo", dynamo_line(replay=None), "without request.replay"),
     ("azure", azure_line("2023-11-16 18:15:46.68,374"), "truncated"),
     ("azure", azure_line("2023-11-16 18:15:46.68,many,44"), "wrong type"),

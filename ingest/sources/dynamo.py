@@ -81,8 +81,6 @@ def _request(event: _Event, request: _Request, replay: _Replay) -> TraceRequest:
     if replay.trace_block_size < 1:
         raise BadLine(f"trace_block_size {replay.trace_block_size} is below 1", "correct or drop this line")
     check_length(len(replay.input_sequence_hashes), replay.input_length, replay.trace_block_size, "either")
-    if (request.cached_tokens or 0) > replay.input_length:
-        raise BadLine(f"cached_tokens {request.cached_tokens} exceeds input_length {replay.input_length}", "correct or drop this line")
     context = event.agent_context or _Context()
     arrived_ms = request.request_received_ms
     if arrived_ms is None:
