@@ -116,6 +116,7 @@ def parse_router(text: str) -> RouterSpec:
     name, _, rest = text.partition(":")
     try:
         params = {key: float(value) for key, value in (pair.split("=") for pair in rest.split(",") if pair)}
+        RouterSpec(name, params).build(seed=0)  # only this looks at the parameters
         return RouterSpec(name, params)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"router {text!r}: {error}; write NAME or NAME:PARAMETER=VALUE with one of {', '.join(ROUTERS)}") from error
