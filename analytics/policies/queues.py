@@ -1,0 +1,94 @@
+"""Queues of dense ids with removal anywhere, for policies that hold several of them.
+
+An id stands in one queue at most, and `at[id]` says which and where (`index * QUEUES + queue`, -1: nowhere). Moving an id appends it to its
+new queue and overwrites `at[id]`; the old entry is thereby stale and is skipped when it comes to the front. So a move costs one random
+access, where a linked list costs three, and a buffer that is full is compacted in place: O(1) a move, amortised.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+QUEUES = 4
+FRONT, BACK, LIVE = range(3)
+
+
+class Queues(NamedTuple):
+    """`entries` int32[QUEUES, room] · `ends` int64[QUEUES, 3] of FRONT, BACK, LIVE · `at` int32[n_ids]."""
+
+    entries: I32
+    ends: I64
+    at: I32
+
+
+@nb.njit(cache=True, nogil=True)
+def make_queues(n_ids: int, most_live: int) -> Queues:
+    """Empty queues of which none ever holds more than `most_live` ids."""
+    room = 2 * most_live + 64
+    return Queues(np.empty((QUEUES, room), np.int32), np.zeros((QUEUES, 3), np.int64), np.full(n_ids, -1, np.int32))
+
+
+@nb.njit(cache=True, nogil=True)
+def length(queues: Queues, queue: int) -> int:
+    """Ids that stand in a queue."""
+    return queues.ends[queue, LIVE]
+
+
+@nb.njit(cache=True, nogil=True)
+def queue_of(queues: Queues, key: int) -> int:
+    """Queue in which an id stands, -1 for none."""
+    at = queues.at[key]
+    return at % QUEUES if at >= 0 else -1
+
+
+@nb.njit(cache=True, nogil=True)
+def remove(queues: Queues, key: int) -> None:
+    """Take an id out of the queue in which it stands."""
+    queues.ends[queues.at[key] % QUEUES, LIVE] -= 1
+    queues.at[key] = -1
+
+
+@nb.njit(cache=True, nogil=True)
+def append(queues: Queues, queue: int, key: int) -> None:
+    """Put an id that stands in no queue at the back of one."""
+    ends = queues.ends
+    if ends[queue, BACK] == queues.entries.shape[1]:
+        _compact(queues, queue)
+    back = ends[queue, BACK]
+    queues.entries[queue, back] = key
+    queues.at[key] = back * QUEUES + queue
+    ends[queue, BACK] = back + 1
+    ends[queue, LIVE] += 1
+
+
+@nb.njit(cache=True, nogil=True)
+def pop(queues: Queues, queue: int) -> int:
+    """Take out and return the id at the front of a queue that is not empty."""
+    ends = queues.ends
+    front = ends[queue, FRONT]
+    while queues.at[queues.entries[queue, front]] != front * QUEUES + queue:
+        front += 1
+    key = queues.entries[queue, front]
+    ends[queue, FRONT] = front + 1
+    ends[queue, LIVE] -= 1
+    queues.at[key] = -1
+    return key
+
+
+@nb.njit(cache=True, nogil=True)
+def _compact(queues: Queues, queue: int) -> None:
+    entries, ends, back = queues.entries, queues.ends, 0
+    for i in range(ends[queue, FRONT], ends[queue, BACK]):
+        key = entries[queue, i]
+        if queues.at[key] == i * QUEUES + queue:
+            entries[queue, back] = key
+            queues.at[key] = back * QUEUES + queue
+            back += 1
+    ends[queue, FRONT], ends[queue, BACK] = 0, back
