@@ -1,5 +1,7 @@
 """A real Apache Kafka for development and tests: one broker in KRaft mode, from jars that Maven fetches once into a cache.
 
+Where Java or Maven is absent and Docker is there, the same version runs from its image instead (`KVTIDE_KAFKA_IMAGE` names another).
+
 `python -m kvtide.devkafka` starts one in the foreground and prints its address.
 """
 
@@ -64,6 +66,7 @@ class DevKafka:
     bootstrap: str
     _process: subprocess.Popen[bytes]
     _folder: Path
+    _kill: tuple[str, ...] = ()  # what ends a broker that killing `_process` does not end
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +74,8 @@ class DevKafka:
 
     def stop(self) -> None:
         """Kill the broker and remove its folder; its data is disposable."""
+        if self._kill:
+            subprocess.run(self._kill, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -85,9 +90,40 @@ class DevKafka:
 def start_kafka(*, version: str = VERSION, ready_s: float = 60.0) -> DevKafka:
     """Start one broker on free local ports with its data in a temporary folder; about 3 s once the jars are cached.
 
-    Raises `KvtideError` when Java or Maven is absent, the download fails, or the broker is not ready in `ready_s`.
+    Raises `KvtideError` when neither Java with Maven nor Docker is there, the download fails, or the broker is not ready in `ready_s`.
     """
-    java = _needed("java", "install a Java runtime, version 17 or later (Debian: apt install openjdk-17-jre-headless)")
+    kafka = _start_container(version) if _only_docker(version) else _start_jars(version)
+    try:
+        _wait_ready(kafka, ready_s)
+    except BaseException:
+        kafka.stop()
+        raise
+    return kafka
+
+
+def _only_docker(version: str) -> bool:
+    has_jars = (_cache() / f"kafka-{version}").is_dir() or shutil.which("mvn") is not None
+    return not (shutil.which("java") and has_jars) and shutil.which("docker") is not None
+
+
+def _start_container(version: str) -> DevKafka:
+    """The broker in a container; its first start pulls the image."""
+    folder = Path(tempfile.mkdtemp(prefix="kvtide-kafka-"))
+    (port,), name = _free_ports(1), f"kvtide-kafka-{os.getpid()}-{folder.name[-8:]}"
+    image = os.environ.get("KVTIDE_KAFKA_IMAGE") or f"apache/kafka:{version}"
+    lines = _PROPERTIES.format(broker=9092, controller=9093, folder="/tmp/kafka").splitlines()
+    given = dict(line.split("=", 1) for line in lines)
+    given["listeners"] = "PLAINTEXT://0.0.0.0:9092,CONTROLLER://127.0.0.1:9093"
+    given["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
+    settings = [part for key, value in given.items() for part in ("-e", f"KAFKA_{key.upper().replace('.', '_')}={value}")]
+    command = ["docker", "run", "--rm", "--name", name, "-p", f"127.0.0.1:{port}:9092", *settings, image]
+    with (folder / "kafka.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    return DevKafka(f"127.0.0.1:{port}", process, folder, ("docker", "kill", name))
+
+
+def _start_jars(version: str) -> DevKafka:
+    java = _needed("java", "install a Java runtime, version 17 or later (Debian: apt install openjdk-17-jre-headless), or Docker")
     jars = fetch_jars(version)
     folder = Path(tempfile.mkdtemp(prefix="kvtide-kafka-"))
     try:
@@ -101,18 +137,16 @@ def start_kafka(*, version: str = VERSION, ready_s: float = 60.0) -> DevKafka:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    kafka = DevKafka(f"127.0.0.1:{broker}", process, folder)
-    try:
-        _wait_ready(kafka, ready_s)
-    except BaseException:
-        kafka.stop()
-        raise
-    return kafka
+    return DevKafka(f"127.0.0.1:{broker}", process, folder)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("KVTIDE_CACHE") or Path.home() / ".cache" / "kvtide")
 
 
 def fetch_jars(version: str = VERSION) -> Path:
     """Folder with Kafka's jars, filled by Maven on first use; safe when several processes fill it at once."""
-    root = Path(os.environ.get("KVTIDE_CACHE") or Path.home() / ".cache" / "kvtide")
+    root = _cache()
     target = root / f"kafka-{version}"
     if target.is_dir():
         return target

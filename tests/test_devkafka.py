@@ -50,3 +50,21 @@ def test_several_processes_may_fill_the_cache_at_once(tmp_path: Path, monkeypatc
     assert len(found) == 4 and len(set(found)) == 1
     assert [path.name for path in found[0].iterdir()] == ["kafka.jar"]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [found[0].name], "drafts are removed"
+
+
+def test_docker_serves_where_java_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the command is checked, against a stand-in that records it: images cannot be pulled everywhere the tests run."""
+    tool = tmp_path / "docker"
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    monkeypatch.setenv("KVTIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KVTIDE_KAFKA_IMAGE", "here/kafka:1")
+    monkeypatch.setattr(devkafka, "_wait_ready", lambda kafka, ready_s: kafka._process.wait())
+    with devkafka.start_kafka() as kafka:
+        port = kafka.bootstrap.rpartition(":")[2]
+    ran, killed = (tmp_path / "calls").read_text().splitlines()
+    assert ran.startswith("run --rm --name kvtide-kafka-") and ran.endswith(" here/kafka:1")
+    assert f"-p 127.0.0.1:{port}:9092" in ran and f"KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://127.0.0.1:{port}" in ran
+    assert "KAFKA_AUTO_CREATE_TOPICS_ENABLE=false" in ran
+    assert killed == f"kill {ran.split()[3]}"
