@@ -1,4 +1,4 @@
-"""Eviction policies: a registry of simulators of one cache. A new one is a kernel, a line and a right answer."""
+"""Eviction policies: a registry of simulators of one cache. A new one is a function, a line and a right answer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies.fifos import fifo_kernel, s3fifo_kernel, sieve_kernel
-from analytics.policies.frequency import lfu_kernel
-from analytics.policies.offline import belady_kernel
-from analytics.policies.recency import arc_kernel, lru_kernel, two_q_kernel
+from analytics.policies.fifos import fifo, s3fifo, sieve
+from analytics.policies.frequency import lfu
+from analytics.policies.offline import belady
+from analytics.policies.recency import arc, lru, two_q
 
 Bools = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-Kernel = Callable[[I32, int, int, Bools], None]
+Fill = Callable[[I32, int, int, Bools], None]
 
 
 class Policy(Protocol):
@@ -30,7 +30,7 @@ class Policy(Protocol):
     def __call__(self, ids: I32, n_ids: int, capacity: int) -> Bools: ...
 
 
-def _policy(kernel: Kernel) -> Policy:
+def _policy(fill: Fill) -> Policy:
     def simulate(ids: I32, n_ids: int, capacity: int) -> Bools:
         ids = np.ascontiguousarray(ids, np.int32)
         if capacity < 0:
@@ -39,27 +39,27 @@ def _policy(kernel: Kernel) -> Policy:
             raise ValueError(f"ids lie in [{ids.min()}, {ids.max()}], outside [0, {n_ids})")
         hits = np.zeros(ids.size, np.bool_)
         if capacity and ids.size:
-            kernel(ids, n_ids, min(capacity, n_ids), hits)
+            fill(ids, n_ids, min(capacity, n_ids), hits)
         return hits
 
-    simulate.__doc__ = kernel.__doc__
+    simulate.__doc__ = fill.__doc__
     return simulate
 
 
 POLICIES: dict[str, Policy] = {
-    "fifo": _policy(fifo_kernel),
-    "lru": _policy(lru_kernel),
-    "lfu": _policy(lfu_kernel),
-    "2q": _policy(two_q_kernel),
-    "arc": _policy(arc_kernel),
-    "sieve": _policy(sieve_kernel),
-    "s3fifo": _policy(s3fifo_kernel),
-    "belady": _policy(belady_kernel),
+    "fifo": _policy(fifo),
+    "lru": _policy(lru),
+    "lfu": _policy(lfu),
+    "2q": _policy(two_q),
+    "arc": _policy(arc),
+    "sieve": _policy(sieve),
+    "s3fifo": _policy(s3fifo),
+    "belady": _policy(belady),
 }
 
 
 def leading_hits(hits: Bools, offsets: I64) -> Bools:
-    """Hits that an engine's prefix cache can use: those of each chain's leading run. `offsets` int64[requests+1] into `hits`. Cost: O(n)."""
+    """Hits that a prefix cache can use: those of each chain's leading run. `offsets` int64[requests+1] into `hits`. Cost: O(n)."""
     misses = np.concatenate([[0], np.cumsum(~hits)])
     before = np.repeat(misses[offsets[:-1]], np.diff(offsets))
     return hits & (misses[1:] == before)

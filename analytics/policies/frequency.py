@@ -1,10 +1,11 @@
-"""LFU, in O(1) an access. Kernel as in `analytics.policies.fifos`."""
+"""LFU, in O(1) an access. Arguments as in `analytics.policies.fifos`."""
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
+
+from analytics.policies.queues import kernel
 
 Bools = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
@@ -12,22 +13,26 @@ I32 = npt.NDArray[np.int32]
 COUNT, BEFORE, AFTER = range(3)
 
 
-@nb.njit(cache=True, nogil=True)
-def lfu_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
+def lfu(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
     """Least frequently used while resident; among equals the one that has stood longest at its count.
 
-    One ring a count, headed by node `n_ids + count`; counts above what the most frequent id can reach need no ring.
+    One ring a count, headed by node `n_ids + count`; no count can exceed the uses of the most frequent id.
     Source: Shah, Mitra and Matani 2010 for the rings.
     """
-    nodes = np.zeros((n_ids + _most_frequent(ids, n_ids) + 1, 3), np.int32)
-    for head in range(n_ids, nodes.shape[0]):
-        nodes[head, BEFORE] = nodes[head, AFTER] = head
+    heads = int(np.bincount(ids, minlength=n_ids).max()) + 1
+    nodes = np.zeros((n_ids + heads, 3), np.int32)
+    nodes[n_ids:, BEFORE] = nodes[n_ids:, AFTER] = np.arange(n_ids, n_ids + heads)
+    _lfu(ids, n_ids, capacity, hits, nodes)
+
+
+@kernel
+def _lfu(ids: I32, n_ids: int, capacity: int, hits: Bools, nodes: I32) -> None:
     resident, least = 0, 1
     for i in range(ids.size):
         key = ids[i]
         count = nodes[key, COUNT]
         hits[i] = count > 0
-        if count > 0:
+        if hits[i]:
             _unlink(nodes, key)
             if count == least and nodes[n_ids + count, AFTER] == n_ids + count:
                 least += 1
@@ -43,22 +48,13 @@ def lfu_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
         _link_last(nodes, key, n_ids + count + 1)
 
 
-@nb.njit(cache=True, nogil=True)
-def _most_frequent(ids: I32, n_ids: int) -> int:
-    counts, most = np.zeros(n_ids, np.int32), 1
-    for i in range(ids.size):
-        counts[ids[i]] += 1
-        most = max(most, counts[ids[i]])
-    return most
-
-
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _unlink(nodes: I32, node: int) -> None:
     before, after = nodes[node, BEFORE], nodes[node, AFTER]
     nodes[before, AFTER], nodes[after, BEFORE] = after, before
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _link_last(nodes: I32, node: int, head: int) -> None:
     last = nodes[head, BEFORE]
     nodes[last, AFTER], nodes[node, BEFORE] = node, last

@@ -1,28 +1,34 @@
-"""Belady's MIN: what no policy can beat. Kernel as in `analytics.policies.fifos`."""
+"""Belady's MIN: what no policy can beat. Arguments as in `analytics.policies.fifos`."""
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from analytics.policies.queues import kernel
+
 Bools = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 _LEVELS = 6  # 64^6 accesses
 
 
-@nb.njit(cache=True, nogil=True)
-def belady_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
+def belady(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
     """MIN with bypass: of the cached blocks and the one just used, drop the one whose next use is farthest, if there is no room for all.
 
     Bypass makes it an upper bound for policies that refuse admission as well. No two blocks have their next use at the same access, so the
     cache is the set of its next uses: a bitmap over the trace, six levels deep, in which the farthest is the highest set bit.
     Source: Belady, IBM Systems Journal 5(2), 1966; Mattson et al. 1970.
     """
-    following = _next_uses(ids, n_ids)
-    uses, starts = _empty_set(ids.size)
+    following = np.empty(ids.size, np.int32)
+    _next_uses(ids, following, np.full(n_ids, ids.size, np.int32))
+    _belady(ids, capacity, hits, following, *_empty_set(ids.size))
+
+
+@kernel
+def _belady(ids: I32, capacity: int, hits: Bools, following: I32, uses: U64, starts: I64) -> None:
     resident = 0
     for i in range(ids.size):
         hits[i] = _has(uses, i)
@@ -37,33 +43,30 @@ def belady_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
             resident -= 1
 
 
-@nb.njit(cache=True, nogil=True)
-def _next_uses(ids: I32, n_ids: int) -> I32:
+@kernel
+def _next_uses(ids: I32, following: I32, seen: I32) -> None:
     """Index of the next access of the same id, or their number where there is none."""
-    following, seen = np.empty(ids.size, np.int32), np.full(n_ids, ids.size, np.int32)
     for i in range(ids.size - 1, -1, -1):
         following[i] = seen[ids[i]]
         seen[ids[i]] = i
-    return following
 
 
-@nb.njit(cache=True, nogil=True)
-def _empty_set(size: int):  # type: ignore[no-untyped-def]
-    """A set over [0, size): words of 64 members, then of 64 words, and so on; `starts` says where each level begins."""
-    starts, words = np.zeros(_LEVELS + 1, np.int64), size
-    for level in range(_LEVELS):
+def _empty_set(size: int) -> tuple[U64, I64]:
+    """A set over [0, size): words of 64 members, then of 64 words, and so on; and where each level begins."""
+    starts, words = [0], size
+    for _ in range(_LEVELS):
         words = (words + 63) // 64
-        starts[level + 1] = starts[level] + words
-    return np.zeros(starts[_LEVELS], np.uint64), starts
+        starts.append(starts[-1] + words)
+    return np.zeros(starts[-1], np.uint64), np.array(starts, np.int64)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _has(words: U64, member: int) -> bool:
     return (words[member >> 6] >> np.uint64(member & 63)) & np.uint64(1) != 0
 
 
-@nb.njit(cache=True, nogil=True)
-def _add(words, starts, member):  # type: ignore[no-untyped-def]
+@kernel
+def _add(words: U64, starts: I64, member: int) -> None:
     for level in range(_LEVELS):
         word = starts[level] + (member >> 6)
         before = words[word]
@@ -73,8 +76,8 @@ def _add(words, starts, member):  # type: ignore[no-untyped-def]
         member >>= 6
 
 
-@nb.njit(cache=True, nogil=True)
-def _drop(words, starts, member):  # type: ignore[no-untyped-def]
+@kernel
+def _drop(words: U64, starts: I64, member: int) -> None:
     for level in range(_LEVELS):
         word = starts[level] + (member >> 6)
         words[word] &= ~(np.uint64(1) << np.uint64(member & 63))
@@ -83,8 +86,8 @@ def _drop(words, starts, member):  # type: ignore[no-untyped-def]
         member >>= 6
 
 
-@nb.njit(cache=True, nogil=True)
-def _highest(words, starts):  # type: ignore[no-untyped-def]
+@kernel
+def _highest(words: U64, starts: I64) -> np.int64:
     """Highest member of a set that is not empty."""
     member = np.int64(0)
     for level in range(_LEVELS - 1, -1, -1):
@@ -92,8 +95,8 @@ def _highest(words, starts):  # type: ignore[no-untyped-def]
     return member
 
 
-@nb.njit(cache=True, nogil=True)
-def _top_bit(word):  # type: ignore[no-untyped-def]
+@kernel
+def _top_bit(word: np.uint64) -> np.int64:
     top = np.int64(0)
     for step in (32, 16, 8, 4, 2, 1):
         if word >> np.uint64(step) != 0:

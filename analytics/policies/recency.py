@@ -1,12 +1,11 @@
-"""Policies that order by recency: LRU, 2Q and ARC. Kernels as in `analytics.policies.fifos`."""
+"""Policies that order by recency: LRU, 2Q and ARC. Arguments as in `analytics.policies.fifos`."""
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies.queues import Queues, append, length, make_queues, pop, queue_of, remove
+from analytics.policies.queues import Queues, append, kernel, length, make_queues, pop, queue_of, remember, remove
 
 Bools = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
@@ -16,10 +15,14 @@ IN_SHARE, OUT_SHARE = 0.25, 0.50
 T1, T2, B1, B2 = range(4)
 
 
-@nb.njit(cache=True, nogil=True)
-def lru_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
-    """Least recently used. The trace itself is the queue: resident are the distinct ids of its stretch [oldest, i)."""
-    last, oldest, resident = np.full(n_ids, -1, np.int32), 0, 0
+def lru(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
+    """Least recently used. The trace itself is the queue: resident are the distinct ids of its stretch from `oldest` on."""
+    _lru(ids, capacity, hits, np.full(n_ids, -1, np.int32))
+
+
+@kernel
+def _lru(ids: I32, capacity: int, hits: Bools, last: I32) -> None:
+    oldest = resident = 0
     for i in range(ids.size):
         key = ids[i]
         hits[i] = last[key] >= oldest
@@ -33,58 +36,59 @@ def lru_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
                 resident -= 1
 
 
-@nb.njit(cache=True, nogil=True)
-def two_q_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
+def two_q(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
     """2Q, full version: first touches queue in a FIFO of 25 %, its last victims (50 % of the capacity, ids only) return to an LRU.
 
     Hits in the FIFO move nothing. Source: Johnson and Shasha, VLDB 1994.
     """
+    _two_q(ids, capacity, hits, make_queues(n_ids, capacity))
+
+
+@kernel
+def _two_q(ids: I32, capacity: int, hits: Bools, queues: Queues) -> None:
     in_room, out_room = max(1, int(IN_SHARE * capacity)), int(OUT_SHARE * capacity)
-    queues = make_queues(n_ids, capacity)
     for i in range(ids.size):
         key = ids[i]
         queue = queue_of(queues, key)
-        hits[i] = queue == IN or queue == HOT
+        hits[i] = queue == IN or queue == HOT  # noqa: SIM109 (a tuple is slow in numba)
         if queue == IN:
             continue
         if queue >= 0:
             remove(queues, key)
-        if queue < 0 or queue == OUT:
-            _make_room_2q(queues, capacity, in_room, out_room)
+        if not hits[i] and length(queues, IN) + length(queues, HOT) == capacity:
+            _evict_two_q(queues, in_room, out_room)
         append(queues, IN if queue < 0 else HOT, key)
 
 
-@nb.njit(cache=True, nogil=True)
-def _make_room_2q(queues: Queues, capacity: int, in_room: int, out_room: int) -> None:
-    if length(queues, IN) + length(queues, HOT) < capacity:
-        return
-    if length(queues, IN) > in_room or length(queues, HOT) == 0:
-        victim = pop(queues, IN)
-        if out_room > 0:
-            if length(queues, OUT) >= out_room:
-                pop(queues, OUT)
-            append(queues, OUT, victim)
-    else:
+@kernel
+def _evict_two_q(queues: Queues, in_room: int, out_room: int) -> None:
+    if length(queues, IN) <= in_room and length(queues, HOT) > 0:
         pop(queues, HOT)
+    else:
+        remember(queues, OUT, out_room, pop(queues, IN))
 
 
-@nb.njit(cache=True, nogil=True)
-def arc_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
+def arc(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
     """ARC: recency (T1) and frequency (T2) share the capacity at a target that hits in their ghosts (B1, B2) move.
 
     Source: Megiddo and Modha, FAST 2003.
     """
-    queues, target = make_queues(n_ids, 2 * capacity), 0.0
+    _arc(ids, capacity, hits, make_queues(n_ids, 2 * capacity))
+
+
+@kernel
+def _arc(ids: I32, capacity: int, hits: Bools, queues: Queues) -> None:
+    target = 0.0
     for i in range(ids.size):
         key = ids[i]
         queue = queue_of(queues, key)
-        hits[i] = queue == T1 or queue == T2
+        hits[i] = queue == T1 or queue == T2  # noqa: SIM109 (a tuple is slow in numba)
         if queue == B1:
             target = min(float(capacity), target + max(1.0, length(queues, B2) / length(queues, B1)))
         elif queue == B2:
             target = max(0.0, target - max(1.0, length(queues, B1) / length(queues, B2)))
         if queue < 0:
-            _make_room_arc(queues, capacity, target)
+            _make_room(queues, capacity, target)
         else:
             if queue >= B1:
                 _replace(queues, target, queue == B2)
@@ -92,8 +96,8 @@ def arc_kernel(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
         append(queues, T1 if queue < 0 else T2, key)
 
 
-@nb.njit(cache=True, nogil=True)
-def _make_room_arc(queues: Queues, capacity: int, target: float) -> None:
+@kernel
+def _make_room(queues: Queues, capacity: int, target: float) -> None:
     recent = length(queues, T1) + length(queues, B1)
     total = recent + length(queues, T2) + length(queues, B2)
     if recent == capacity:
@@ -108,7 +112,7 @@ def _make_room_arc(queues: Queues, capacity: int, target: float) -> None:
         _replace(queues, target, False)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel
 def _replace(queues: Queues, target: float, in_b2: bool) -> None:
     recent = length(queues, T1)
     if recent > 0 and (recent > target or (in_b2 and recent == target) or length(queues, T2) == 0):
