@@ -237,9 +237,14 @@ def test_sql_document_lists_every_table_view_column_and_query(store: Store) -> N
     for row in store.rows("SELECT table, name FROM system.columns WHERE database = currentDatabase() ORDER BY table, position"):
         columns.setdefault(row["table"], []).append(row["name"])
     # A view with parameters has columns only where it has values.
-    columns["mrc"] = store.fetch(
-        "SELECT * FROM mrc(tenant = '', from = '2025-01-01 00:00:00', to = '2025-01-02 00:00:00', scope = '')"
-    ).columns
+    between = "from = '2025-01-01 00:00:00', to = '2025-01-02 00:00:00'"
+    for view, arguments in {
+        "mrc": f"tenant = '', {between}, scope = ''",
+        "capacity_value": f"tenant = '', {between}, scope = '', a_s = 1, b_s = 1, block_bytes = 1",
+        "working_set": f"tenant = '', {between}",
+        "pooled_curve": f"instance = '', {between}",
+    }.items():
+        columns[view] = store.fetch(f"SELECT * FROM {view}({arguments})").columns
     text = (ROOT / "docs/sql.md").read_text(encoding="utf-8")
     headings = re.findall(r"^### `(\w+)`$", text, re.MULTILINE)
     assert sorted(headings) == sorted(columns)

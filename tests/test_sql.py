@@ -26,6 +26,7 @@ LANDED = {
     "0003_windows": "3236554772b2a470",
     "0004_state": "6a30c25c4ec52067",
     "0005_views": "93ef420a2fd79446",
+    "0006_value_views": "9c74cf74b4745f15",
 }
 
 COLUMNS = {
