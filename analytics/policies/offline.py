@@ -87,12 +87,12 @@ def _drop(words: U64, starts: I64, member: int) -> None:
 
 
 @kernel
-def _highest(words: U64, starts: I64) -> np.int64:
+def _highest(words: U64, starts: I64) -> int:
     """Highest member of a set that is not empty."""
     member = np.int64(0)
     for level in range(_LEVELS - 1, -1, -1):
         member = (member << 6) + _top_bit(words[starts[level] + member])
-    return member
+    return int(member)
 
 
 @kernel
