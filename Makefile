@@ -1,5 +1,5 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout with Python 3.11 or newer, make,
-# and Java 17 with Maven for the tests' Kafka. Another interpreter: make demo PYTHON=python3.12
+# and Java 17 with Maven (or Docker) for the tests' Kafka. Another interpreter: make demo PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
