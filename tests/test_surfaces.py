@@ -224,7 +224,7 @@ def simulated_split(ids: np.ndarray, n_ids: int, shares: np.ndarray, capacities:
 def test_the_hull_promises_no_more_than_a_talus_split_delivers(target: tuple[int, int]) -> None:
     """Two exclusive tiers over 4,000 blocks, curve with a cliff. Sampling error: the share of 4,000 ids that a partition gets deviates by
 
-    sqrt(s(1-s)/4000) < 0.8 %, and with it its load; with a 5 % margin against the cliff the delivered ratio stays within 1 point.
+    sqrt(s(1-s)/4000) < 0.8 %, and with it its load; without a margin up to 1 point is lost at the cliff (seen over 8 draws), with 5 % none; 0.2 points are left for chance.
     """
     ids = loop_and_random(2000, 60_000)
     grid = np.arange(0, 4401, 400)
@@ -233,5 +233,5 @@ def test_the_hull_promises_no_more_than_a_talus_split_delivers(target: tuple[int
     split = hull.split(target, margin_ratio=0.05)
     plain = 1 - POLICIES["lru"](ids, 4000, sum(target)).mean()
     delivered = [simulated_split(ids, 4000, split.shares, split.capacities, seed) for seed in range(5)]
-    assert max(delivered) <= split.value + 0.01
+    assert max(delivered) <= split.value + 0.002
     assert np.mean(delivered) < plain - 0.05
