@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analytics.curve import Curve, DistanceHistogram
-from analytics.estimators import ESTIMATORS
+from analytics.estimators import EXACT as ESTIMATORS
 from analytics.reuse.chains import ChainBuilder, ChainColumns
 from analytics.reuse.run_exact import RunStack
 from kvtide.cli import main

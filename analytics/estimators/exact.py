@@ -1,9 +1,11 @@
-"""Estimators of the curve: a registry of functions from chains to a `Curve`. A new one is a function, a line and a right answer."""
+"""The two exact curves: by the run-level stack, and by Olken's tree a block, the reference beside which every estimator is checked.
+
+Source: Mattson et al. 1970; Olken 1993 (LBL-32370). Both look up a request as a whole and touch it leaf first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +21,10 @@ I64 = npt.NDArray[np.int64]
 _STEP_REQUESTS = 1 << 14
 
 
-class Estimator(Protocol):
-    """Curve of the LRU stack that sees all of `chains`, in their order; the hashes are the keys, so tenants must not share any."""
-
-    def __call__(self, chains: ChainColumns) -> Curve: ...
-
-
 def run_exact(chains: ChainColumns) -> Curve:
     """Exact curve by the run-level stack (`analytics.reuse.run_exact`). Cost: O(blocks) compares, one tree operation a run."""
     stack, histogram = RunStack(), DistanceHistogram(chains.block_size)
-    for part in _parts(chains):
+    for part in parts(chains):
         histogram.add(stack.touch(part.ts_us, part.offsets, part.hashes), part)
     return histogram.curve()
 
@@ -38,18 +34,23 @@ def olken(chains: ChainColumns) -> Curve:
     ids, distinct = densify(chains.hashes)
     distances, ages = olken_distances(chains.ts_us, chains.offsets, ids, distinct)
     histogram, end = DistanceHistogram(chains.block_size), 0
-    for part in _parts(chains):
+    for part in parts(chains):
         start, end = end, end + part.blocks
         histogram.add(_single_blocks(distances[start:end], ages[start:end], part), part)
     return histogram.curve()
 
 
-ESTIMATORS: dict[str, Estimator] = {"run_exact": run_exact, "olken": olken}
+def parts(chains: ChainColumns, step_requests: int = _STEP_REQUESTS) -> Iterator[ChainColumns]:
+    """The chains cut into slices of `step_requests` requests, as views."""
+    for start in range(0, chains.requests, step_requests):
+        yield chains.slice(start, start + step_requests)
 
 
-def _parts(chains: ChainColumns) -> Iterator[ChainColumns]:
-    for start in range(0, chains.requests, _STEP_REQUESTS):
-        yield chains.slice(start, start + _STEP_REQUESTS)
+def windows(offsets: I64, window_blocks: int) -> list[tuple[int, int]]:
+    """Ranges of whole requests of about `window_blocks` references each, one request at least."""
+    cuts = np.searchsorted(offsets, np.arange(0, offsets[-1], max(window_blocks, 1)), side="left")
+    ends = np.unique(np.append(cuts, [0, offsets.size - 1]))
+    return [(int(first), int(last)) for first, last in zip(ends, ends[1:], strict=False)]
 
 
 def _single_blocks(distances: I64, ages: I64, chains: ChainColumns) -> Runs:
