@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from analytics.fleet.chunks import Chunk
 from ingest.batching import Batcher
-from ingest.events import DLQ_TOPIC
+from ingest.events import DLQ_TOPIC, partition_of
 from ingest.kafka import KafkaSink, committed_offsets, end_offsets, ensure_topics
 from ingest.store import Store
 from kvtide.emulation import publish
@@ -30,94 +31,110 @@ Tables = dict[str, list[str]]
 REPLAYS = [pytest.param(conversation, marks=pytest.mark.traces), generated]
 
 
-class Carriers:
-    """Runs one topic's events embedded and through Kafka, each into a database of its own in the test's engine."""
+@dataclass(frozen=True)
+class Replay:
+    """Events of a run and the rows that its embedded run leaves."""
 
-    def __init__(self, store: Store, kafka: str, topic: str, folder: Path) -> None:
-        assert store.address.path is not None
-        self._engine, self._database = store.address.path, store.address.database
-        self.kafka, self.topic, self._folder = kafka, topic, folder
-        ensure_topics(kafka, {topic: PARTITIONS, DLQ_TOPIC: 1})
-        self.batcher = Batcher(KafkaSink(kafka, topic), PARTITIONS)
+    chunks: list[Chunk]
+    wanted: Tables
 
-    def url(self, name: str) -> str:
-        return f"chdb://{self._engine}?database={self._database}_{name}"
 
-    @contextlib.contextmanager
-    def database(self, name: str) -> Iterator[Store]:
-        with Store.open(self.url(name)) as store:
-            store.migrate()
-            yield store
-            store.command(f"DROP DATABASE {self._database}_{name}")
+@pytest.fixture(scope="module")
+def embedded(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Replay]:
+    """Function from a replay (and how many requests of a trace) to its events and the rows of local log and plain loop."""
 
-    def embedded(self, chunks: list[Chunk]) -> Tables:
-        """Local log and plain loop."""
-        with self.database("embedded") as store:
-            run_embedded(chunks, store, self._folder / "log", partitions=PARTITIONS)
-            return dump(store)
+    @functools.cache
+    def run(make: Callable[..., list[Chunk]], limit: int | None = None) -> Replay:
+        chunks = make(limit)
+        with database(store_folder, f"embedded_{make.__name__}_{limit}") as (store, _):
+            run_embedded(chunks, store, tmp_path_factory.mktemp("log"), partitions=PARTITIONS)
+            return Replay(chunks, dump(store))
 
-    def config(self, database: str, *, until_end: bool) -> AppConfig:
-        return AppConfig(
-            bootstrap=self.kafka,
-            topic=self.topic,
-            group=f"g.{self.topic}",
-            partitions=PARTITIONS,
-            open_store=lambda: Store.open(self.url(database)),
-            until_end=until_end,
-            session_timeout_s=0.9,
-        )
+    return run
 
-    def committed_all(self, group: str) -> bool:
-        committed = committed_offsets(self.kafka, group, self.topic)
-        return all(committed.get(partition, 0) >= end for partition, end in end_offsets(self.kafka, self.topic).items())
+
+@contextlib.contextmanager
+def database(folder: Path, name: str) -> Iterator[tuple[Store, str]]:
+    """A database of the test's own in the engine that this process has open, and its URL."""
+    url = f"chdb://{folder}?database={name}"
+    with Store.open(url) as store:
+        store.migrate()
+        yield store, url
+        store.command(f"DROP DATABASE {name}")
+
+
+def config(kafka: str, topic: str, url: str, *, until_end: bool) -> AppConfig:
+    return AppConfig(
+        bootstrap=kafka,
+        topic=topic,
+        group=f"g.{topic}",
+        partitions=PARTITIONS,
+        open_store=lambda: Store.open(url),
+        until_end=until_end,
+        session_timeout_s=0.9,
+    )
 
 
 @pytest.fixture
-def carriers(store: Store, kafka: str, topic: str, tmp_path: Path) -> Carriers:
-    if store.address.path is None:
-        pytest.skip("compares databases of the embedded engine")
-    return Carriers(store, kafka, topic, tmp_path)
+def batcher(kafka: str, topic: str) -> Batcher:
+    ensure_topics(kafka, {topic: PARTITIONS, DLQ_TOPIC: 1})
+    return Batcher(KafkaSink(kafka, topic), PARTITIONS)
 
 
-def assert_same(got: Tables, wanted: Tables, accesses: int) -> None:
+def assert_same(got: Tables, replay: Replay) -> None:
     """Every row of every table, counts first since they say more when they differ."""
-    assert len(wanted["access_raw"]) == accesses and wanted["dead_letter_raw"] == []
+    wanted = replay.wanted
+    assert len(wanted["access_raw"]) == requests_of(replay.chunks) and wanted["dead_letter_raw"] == []
     assert all(len(wanted[name]) > 50 for name in RAW_AND_WINDOWS), {name: len(rows) for name, rows in wanted.items()}
     assert {name: len(rows) for name, rows in got.items()} == {name: len(rows) for name, rows in wanted.items()}
     assert got == wanted
 
 
-@pytest.mark.parametrize("replay", REPLAYS)
-def test_one_worker_gives_the_rows_of_the_embedded_run(replay: Callable[..., list[Chunk]], carriers: Carriers) -> None:
-    chunks = replay()
-    wanted = carriers.embedded(chunks)
-    publish(chunks, carriers.batcher)
-    with carriers.database("kafka") as store:
-        stats = run_workers(carriers.config("kafka", until_end=True))
-        assert sum(item.records for item in stats) == carriers.batcher.records and sum(item.bad_rows for item in stats) == 0
-        assert_same(dump(store), wanted, requests_of(chunks))
+@pytest.mark.parametrize("make", REPLAYS)
+def test_one_worker_gives_the_rows_of_the_embedded_run(
+    make: Callable[..., list[Chunk]], embedded: Callable[..., Replay], kafka: str, topic: str, batcher: Batcher, store_folder: Path
+) -> None:
+    replay = embedded(make)
+    publish(replay.chunks, batcher)
+    with database(store_folder, "one") as (store, url):
+        stats = run_workers(config(kafka, topic, url, until_end=True))
+        assert sum(item.records for item in stats) == batcher.records and sum(item.bad_rows for item in stats) == 0
+        assert_same(dump(store), replay)
 
 
-@pytest.mark.parametrize("replay", REPLAYS)
-def test_two_workers_sharing_the_partitions_give_the_same_rows(replay: Callable[..., list[Chunk]], carriers: Carriers) -> None:
+@pytest.mark.parametrize(("make", "limit"), [pytest.param(conversation, 3000, marks=pytest.mark.traces), (generated, None)])
+def test_two_workers_sharing_the_partitions_give_the_same_rows(
+    make: Callable[..., list[Chunk]],
+    limit: int | None,
+    embedded: Callable[..., Replay],
+    kafka: str,
+    topic: str,
+    batcher: Batcher,
+    store_folder: Path,
+) -> None:
     """The second worker joins when the first has half of the events; each then has tenants of its own."""
-    chunks = replay(3000)
-    wanted = carriers.embedded(chunks)
-    owned = {zlib.crc32(tenant.encode()) % PARTITIONS for tenant in chunks[0].vocabulary.tenants}
-    with carriers.database("two") as store:
-        config = carriers.config("two", until_end=False)
-        with Group(config) as first, Group(config) as second:
+    replay = embedded(make, limit)
+    chunks = replay.chunks
+    owned = {partition_of(tenant, PARTITIONS) for tenant in chunks[0].vocabulary.tenants}
+    with database(store_folder, "two") as (store, url):
+        shared = config(kafka, topic, url, until_end=False)
+        with Group(shared) as first, Group(shared) as second:
             groups = (first, second)
-            publish(chunks[: len(chunks) // 2], carriers.batcher)
+            publish(chunks[: len(chunks) // 2], batcher)
             _until(groups, lambda: all(len(group.members[0].assigned) == PARTITIONS // 2 for group in groups), "a fair share")
             shares = [group.members[0].assigned & owned for group in groups]
-            publish(chunks[len(chunks) // 2 :], carriers.batcher)
-            _until(groups, lambda: carriers.committed_all(config.group), "all committed")
+            publish(chunks[len(chunks) // 2 :], batcher)
+            _until(groups, lambda: _committed_all(kafka, topic), "all committed")
             worked = [sum(stats.rows for stats in group.stats()) for group in groups]
         for group in groups:
             group.raise_failure()
         assert all(shares) and min(worked) > 0, (shares, worked)
-        assert_same(dump(store), wanted, requests_of(chunks))
+        assert_same(dump(store), replay)
+
+
+def _committed_all(kafka: str, topic: str) -> bool:
+    committed = committed_offsets(kafka, f"g.{topic}", topic)
+    return all(committed.get(partition, 0) >= end for partition, end in end_offsets(kafka, topic).items())
 
 
 def _until(groups: tuple[Group, ...], met: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
