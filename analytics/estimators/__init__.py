@@ -7,6 +7,7 @@ capacity of c holds c * block_size tokens. Parameters are keywords with defaults
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 from analytics.curve import Curve
@@ -28,3 +29,11 @@ SAMPLED: dict[str, Estimator] = {"shards": shards, "shards_fixed": shards_fixed,
 MODELS: dict[str, Estimator] = {"aet": aet, "statstack": statstack, "counter_stacks": counter_stacks}
 SIZED: dict[str, Estimator] = {"weighted": weighted, "flows": flows}
 ESTIMATORS: dict[str, Estimator] = {**EXACT, **SAMPLED, **MODELS, **SIZED}
+
+
+def parameters(name: str) -> dict[str, type]:
+    """Names and types of the parameters of an estimator that can be written as text: numbers, flags and words."""
+    kinds = {"int": int, "float": float, "bool": bool, "str": str, "int | None": int}
+    members = inspect.signature(ESTIMATORS[name]).parameters.values()
+    found = {member.name: str(member.annotation).replace("Literal", "str", 1).split("[")[0] for member in members}
+    return {member: kinds[kind] for member, kind in found.items() if kind in kinds}

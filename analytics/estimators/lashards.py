@@ -67,7 +67,8 @@ def _curve(chains: ChainColumns, blocks: I64, points: F64, adj: bool) -> Curve:
     at = np.concatenate([blocks, blocks[again]])
     spread = np.concatenate([distances, np.full(again.size, -1.0)])
     weight = np.concatenate([np.where(distances >= 0, reused, present), (present - reused)[again]])
-    return Sample(at, spread, weight).curve(chains, adj)
+    order = np.argsort(at, kind="stable")
+    return Sample(at[order], spread[order], weight[order]).curve(chains, adj)
 
 
 @nb.njit(cache=True, nogil=True)

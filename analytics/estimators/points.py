@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 import numpy.typing as npt
 
@@ -55,7 +56,7 @@ def accumulate(chains: ChainColumns, distances: F64, hits: F64) -> Curve:
 
     Negative hits are corrections: the sums are held between 0 and the whole, and never fall. Cost: O(k log k).
     """
-    order = np.argsort(distances, kind="stable")
+    order = np.argsort(distances)
     ranked = distances[order]
     last = np.append(ranked[1:] != ranked[:-1], True)[: ranked.size]
     whole = covered(chains)
@@ -66,8 +67,8 @@ def accumulate(chains: ChainColumns, distances: F64, hits: F64) -> Curve:
 
 
 def block_values(chains: ChainColumns, blocks: I64) -> tuple[F64, F64]:
-    """Tokens and token_context of the block references at the given indices, float64[k] each. Cost: O(k log requests)."""
-    request = np.searchsorted(chains.offsets, blocks, side="right") - 1
+    """Tokens and token_context of the block references at the given indices, float64[k] each. Cost: O(k + requests)."""
+    request = request_of(chains.offsets, blocks)
     origin = chains.offsets[request]
     if chains.block_tokens is not None:
         ends = np.concatenate([[0], np.cumsum(chains.block_tokens, dtype=np.int64)])
@@ -77,6 +78,17 @@ def block_values(chains: ChainColumns, blocks: I64) -> tuple[F64, F64]:
         tails = tail_tokens(lengths, chains.prompt_tokens[request], chains.block_size)
         tokens = np.where(blocks - origin == lengths - 1, tails, chains.block_size)
     return tokens.astype(np.float64), tokens * (start + tokens / 2)
+
+
+@nb.njit(cache=True, nogil=True)
+def request_of(offsets: I64, blocks: I64) -> I64:
+    """Index of the request of every reference; `blocks` int64[k] rise. Cost: O(k + requests)."""
+    out, request = np.empty(blocks.size, np.int64), 0
+    for i in range(blocks.size):
+        while offsets[request + 1] <= blocks[i]:
+            request += 1
+        out[i] = request
+    return out
 
 
 def block_sizes(chains: ChainColumns) -> I64:

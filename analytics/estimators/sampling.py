@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from analytics.estimators.points import request_of
 from analytics.reuse.chains import ChainColumns
 
 I32 = npt.NDArray[np.int32]
@@ -95,6 +96,6 @@ def _keep(hashes: U64, kept: I32, salt: Any, threshold: int, index: int, count: 
 
 def requests_of(chains: ChainColumns, blocks: I64) -> tuple[I64, I64]:
     """Time and offsets of the requests that the references at `blocks` belong to, those without any left out: (ts_us[n], offsets[n+1])."""
-    request = np.searchsorted(chains.offsets, blocks, side="right") - 1
+    request = request_of(chains.offsets, blocks)
     first = np.flatnonzero(np.append(True, request[1:] != request[:-1])[: request.size])
     return chains.ts_us[request[first]], np.append(first, blocks.size)

@@ -43,7 +43,7 @@ def shards_hot(
     """Curve from the `hot` most popular blocks of the first `head` of the stream and the share `rate` of all others.
 
     `hot_from` says how they are found: `head` counts exactly, `sketch` by a space-saving sketch of 4 * hot counters. The others are
-    scaled to their own number, since with the hot ones apart their deviation is no longer at distance 0; `adj` as in `shards` puts it there.
+    scaled to their own number, since with the hot ones apart their deviation is no longer at distance 0; `adj` puts it there all the same.
     Raises `ValueError` for a rate outside (0, 1] or an unknown `hot_from`.
     Cost: one hash and one probe of a small table a block, O(log) a tracked reference; memory O(hot + rate * blocks).
     """

@@ -6,13 +6,14 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
 import numpy as np
 
 from analytics.curve import Curve
-from analytics.estimators import ESTIMATORS
+from analytics.estimators import ESTIMATORS, Estimator, parameters
 from analytics.reuse.chains import ChainBuilder, ChainColumns
 from ingest.chaining import mix64_int, text_hash
 from ingest.errors import UsageError
@@ -22,18 +23,22 @@ from kvtide.tracefiles import TraceInput, clock_note, plain_console, plain_table
 _WARM_UP_REQUESTS = 32
 _GOES, _ENOUGH_S = 5, 0.5
 _DEFAULT_POINTS = 20
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 
 
 @click.command()
 @trace_options
 @click.option("--estimator", type=click.Choice(list(ESTIMATORS)), default="run_exact", show_default=True, help="How the curve is found.")
+@click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="Parameter of the estimator, for example rate=0.01.")
 @click.option("--capacities", metavar="N,N,...", help="Capacities in blocks, rising.")
 @click.option(
     "--points", type=click.IntRange(min=2), help=f"That many capacities, spaced evenly in logarithm.  [default: {_DEFAULT_POINTS}]"
 )
 @click.option("--weight", type=click.Choice(["blocks", "tokens"]), default="blocks", show_default=True, help="What the table counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(estimator: str, capacities: str | None, points: int | None, weight: str, as_json: bool, **options: Any) -> None:
+def command(
+    estimator: str, params: tuple[str, ...], capacities: str | None, points: int | None, weight: str, as_json: bool, **options: Any
+) -> None:
     """Hit ratio against capacity of an LRU prefix cache (leaf first), for the trace as a whole and for each tenant by itself.
 
     With several tenants the whole is one pool that all of them share, none of them seeing another's blocks.
@@ -41,22 +46,25 @@ def command(estimator: str, capacities: str | None, points: int | None, weight: 
     wanted = None if capacities is None else parse_capacities(capacities)
     if wanted is not None and points is not None:
         raise UsageError("give --capacities or --points, not both")
+    given = parse_parameters(estimator, params)
+    estimate = partial(ESTIMATORS[estimator], **given)
     trace = TraceInput(**options)
     if not trace.source.has_blocks:
         raise UsageError(f"{trace.source.name} traces have no block hashes, so no curve can be made of them")
     chains, tenants, assigned = collect(trace.requests())
-    curve, seconds = timed(estimator, pooled(chains, tenants))
+    curve, seconds = timed(estimate, pooled(chains, tenants))
     sizes = wanted or spaced(curve, points or _DEFAULT_POINTS)
     result = {
         "trace": trace.name,
         "estimator": estimator,
+        "parameters": given,
         "requests": chains.requests,
         "blocks": chains.blocks,
         "block_size": chains.block_size,
         "blocks_per_second": chains.blocks / seconds,
         "capacities": sizes,
         **ratios(curve, sizes),
-        "tenants": by_tenant(estimator, chains, tenants, sizes, assigned),
+        "tenants": by_tenant(estimate, chains, tenants, sizes, assigned),
         "bad_records": trace.bad_records,
     }
     if as_json:
@@ -75,6 +83,26 @@ def parse_capacities(text: str) -> list[int]:
     if not sizes or sizes[0] < 1 or any(b <= a for a, b in zip(sizes, sizes[1:], strict=False)):
         raise UsageError(f"--capacities {text!r} must be rising positive whole numbers of blocks, for example 1000,10000,100000")
     return sizes
+
+
+def parse_parameters(estimator: str, texts: Iterable[str]) -> dict[str, Any]:
+    """Keywords for an estimator from NAME=VALUE texts. Raises `UsageError` for a name or value that does not fit."""
+    known, given = parameters(estimator), {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UsageError(f"--param {text!r}: {estimator} has {', '.join(known) or 'no parameters'}")
+        try:
+            given[name] = _value(value, known[name])
+        except ValueError as error:
+            raise UsageError(f"--param {text!r} is not {_KINDS[known[name]]}") from error
+    return given
+
+
+def _value(text: str, type_: type) -> Any:
+    if type_ is bool and text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true" if type_ is bool else type_(text)
 
 
 def collect(requests: Iterable[TraceRequest]) -> tuple[ChainColumns, list[str], bool]:
@@ -105,10 +133,15 @@ def pooled(chains: ChainColumns, tenants: list[str]) -> ChainColumns:
     return replace(chains, hashes=chains.hashes ^ np.repeat(salt, np.diff(chains.offsets)))
 
 
-def timed(estimator: str, chains: ChainColumns) -> tuple[Curve, float]:
-    """The curve and the seconds it took: compiled before, on arrays in memory, the best of a few goes where one is short."""
-    estimate = ESTIMATORS[estimator]
-    estimate(chains.slice(0, _WARM_UP_REQUESTS))
+def timed(estimate: Estimator, chains: ChainColumns) -> tuple[Curve, float]:
+    """The curve and the seconds it took: compiled before, on arrays in memory, the best of a few goes where one is short.
+
+    Raises `UsageError` where the estimator refuses its parameters.
+    """
+    try:
+        estimate(chains.slice(0, _WARM_UP_REQUESTS))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     seconds: list[float] = []
     while len(seconds) < _GOES and sum(seconds) < _ENOUGH_S:
         start = time.perf_counter()
@@ -133,7 +166,7 @@ def ratios(curve: Curve, sizes: list[int]) -> dict[str, Any]:
     }
 
 
-def by_tenant(estimator: str, chains: ChainColumns, tenants: list[str], sizes: list[int], assigned: bool) -> list[dict[str, Any]]:
+def by_tenant(estimate: Estimator, chains: ChainColumns, tenants: list[str], sizes: list[int], assigned: bool) -> list[dict[str, Any]]:
     """Each tenant's curve were a cache of that capacity its own."""
     of = np.array(tenants)
     rows = []
@@ -145,7 +178,7 @@ def by_tenant(estimator: str, chains: ChainColumns, tenants: list[str], sizes: l
                 "assigned": assigned,
                 "requests": own.requests,
                 "blocks": own.blocks,
-                **ratios(ESTIMATORS[estimator](own), sizes),
+                **ratios(estimate(own), sizes),
             }
         )
     return rows
