@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from analytics.reuse.run_exact import RunStack
+from ingest.errors import KvtideError
 from ingest.events import Kind
 from streams.causes import CauseTable
 from streams.closing import Key, KeyState, Names, WindowWork, in_order, placed
@@ -83,10 +84,13 @@ class Shard:
 
     @classmethod
     def restore(cls, partition: int, config: ShardConfig | None, data: bytes) -> Shard:
-        """Shard from a snapshot. Raises `ValueError` for a snapshot of another state version."""
+        """Shard from a snapshot. Raises `KvtideError` for a snapshot of another state version."""
         state = unpack(data)
         if state["version"] != STATE_VERSION:
-            raise ValueError(f"checkpoint has state version {state['version']}, this worker reads {STATE_VERSION}")
+            raise KvtideError(
+                f"the checkpoint of partition {partition} has state version {state['version']}, this worker reads {STATE_VERSION}; "
+                "work the topic from its start into a fresh store, or run the kvtide version that wrote it"
+            )
         shard = cls(partition, config)
         shard.buffer = ReorderBuffer.from_state(shard.config.grace_us, state["buffer"])
         shard.instances = Instances.from_state(state["instances"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -23,6 +24,8 @@ from kvtide.frames import load_frame, load_service, save_advice, save_diagnosis
 from kvtide.pipeline import run_embedded
 from kvtide.replay import route_advice
 from kvtide.report import report_data, write_report
+
+TARGETS = {"fleet:0": "at its size"}
 
 
 @click.command()
@@ -47,7 +50,10 @@ def command(scenario: str, seed: int, minutes: float, report_path: str, folder: 
             _run(case, store, place / "log", quiet=as_json)
             frame, found, advice = investigate(store, seed)
             page = write_report(
-                report_path, report_data(store, frame, found, advice, injected=case.injected, title=f"kvtide demo: {scenario}")
+                report_path,
+                report_data(
+                    store, frame, found, advice, injected=case.injected, title=f"kvtide demo: {scenario}, synthetic load, seed {seed}"
+                ),
             )
     finally:
         if not folder:
@@ -116,13 +122,14 @@ def _print(case: Scenario, found: Diagnosis, advice: list[Advice], page: Path, f
     out.print(f"Hit ratio {found.hit_ratio_before:.1%} -> {found.hit_ratio_after:.1%} ({found.change_points:+.1f} points).")
     target = f" ({found.target})" if found.target else ""
     out.print(f"[bold]Verdict[/]: {found.verdict}{target}")
-    table = Table("cause", "points", title="Contributions to the change, in percentage points")
+    out.print("Contributions to the change, in percentage points:")
+    table = Table("cause", "points")
     for cause, points in sorted(found.contributions.items(), key=lambda item: item[1]):
         if abs(points) >= 0.05:
             table.add_row(cause, f"{points:+.2f}")
     out.print(table)
     for item in advice:
-        out.print(f"[bold]Advice[/] {item.kind} -> {item.target} (confidence {item.confidence:.0%})")
+        out.print(f"[bold]Advice[/] {item.kind} {TARGETS.get(item.target, item.target)} (confidence {item.confidence:.0%})")
         for line in item.evidence[:2]:
-            out.print(f"  {line}")
+            out.print(Padding(line, (0, 0, 0, 2)))
     out.print(f"Report: {page}" + (f"   Ask more: kvtide sql --store chdb://{folder}/store --list" if folder else ""))
