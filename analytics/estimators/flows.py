@@ -29,13 +29,21 @@ _STEP_BLOCKS = 1 << 12
 
 
 def flows(
-    chains: ChainColumns, *, rate: float = 0.1, slide: float = 0.5, front: int | None = None, seed: int = 0, fold: Fold | None = None
+    chains: ChainColumns,
+    *,
+    rate: float = 0.1,
+    slide: float = 0.5,
+    front: int | None = None,
+    adj: bool = False,
+    seed: int = 0,
+    fold: Fold | None = None,
 ) -> Curve:
     """Curve whose `blocks` are the object curve and whose `tokens` are the byte curve, of an LRU that holds capacity * block_size tokens.
 
     A block is an object sample with probability rate * (1 - slide), a byte sample with rate * slide * size / mean size; sampled as either
-    it stands in the stack for size / (the larger of the two). `front` blocks (log10(1/rate)/rate by default) are tracked exactly; what the
-    samples miss of the whole is spread just above them. Equal to `weighted` while no more than `front` blocks are distinct.
+    it stands in the stack for size / (the larger of the two). `front` blocks (log10(1/rate)/rate by default) are tracked exactly. The
+    samples are scaled to the rest; with `adj` what they miss of the whole is spread just above the front instead, as in FLOWS, which errs
+    more on prefix chains. Equal to `weighted` while no more than `front` blocks are distinct.
     Raises `ValueError` for a rate outside (0, 1] or a slide outside [0, 1].
     Cost: one probe and a tree walk or two a block, since all pass the front; memory O(front + rate * blocks).
     """
@@ -47,28 +55,31 @@ def flows(
     sizes, whole = block_sizes(chains), covered(chains)
     mean = whole[1] / whole[0] if whole[0] else 1.0
     rates = np.array([rate * (1 - slide), rate * slide / mean, share])
-    stack, inside, found, start = empty(1024), np.zeros(1, np.int64), [(np.empty(0, np.int64), np.empty((0, 3)))], 0
+    stack, inside, found, start = empty(1024), np.zeros(1, np.int64), [(np.empty(0, np.int64), np.empty((0, 4)))], 0
     for first, last in windows(chains.offsets, _STEP_BLOCKS):
         part = chains.slice(first, last)
         stack = wider(stack, part.blocks)
-        blocks, points = np.empty(part.blocks, np.int64), np.empty((part.blocks, 3))
+        blocks, points = np.empty(part.blocks, np.int64), np.empty((part.blocks, 4))
         own = sizes[start : start + part.blocks]
         n = _touch(stack, inside, part.offsets, part.hashes, own, salt, rates, front, index, count, blocks, points)
         found.append((blocks[:n] + start, points[:n].copy()))
         start += part.blocks
     blocks, points = (np.concatenate(column) for column in zip(*found, strict=True))
-    return _curve(chains, blocks, points, sizes[blocks], front * mean / chains.block_size)
+    return _curve(chains, blocks, points, sizes[blocks], front * mean / chains.block_size, adj)
 
 
-def _curve(chains: ChainColumns, blocks: I64, points: F64, own: I64, front: float) -> Curve:
+def _curve(chains: ChainColumns, blocks: I64, points: F64, own: I64, front: float, adj: bool) -> Curve:
     tokens, context = block_values(chains, blocks)
     values = np.vstack([points[:, 1], tokens * points[:, 2], context * points[:, 2]])
-    reused = points[:, 0] >= 0
-    distances = (points[reused, 0] + own[reused] - 1) / chains.block_size
-    residual = (covered(chains) - values.sum(axis=1)) / _RESIDUAL_POINTS
+    reused, inside = points[:, 0] >= 0, points[:, 3] > 0
+    distances, whole, seen = (points[:, 0] + own - 1) / chains.block_size, covered(chains), values.sum(axis=1)
+    if not adj:
+        certain = values[:, inside].sum(axis=1)
+        scale = np.divide(whole - certain, seen - certain, out=np.ones(3), where=seen > certain)
+        return accumulate(chains, distances[reused], (values * np.where(inside, 1.0, scale[:, None]))[:, reused])
     spread = front * (1 + np.arange(_RESIDUAL_POINTS) / _RESIDUAL_POINTS)
-    hits = np.concatenate([values[:, reused], np.repeat(residual[:, None], _RESIDUAL_POINTS, axis=1)], axis=1)
-    return accumulate(chains, np.concatenate([distances, spread]), hits)
+    residual = np.repeat(((whole - seen) / _RESIDUAL_POINTS)[:, None], _RESIDUAL_POINTS, axis=1)
+    return accumulate(chains, np.concatenate([distances[reused], spread]), np.concatenate([values[:, reused], residual], axis=1))
 
 
 @nb.njit(cache=True, nogil=True)
@@ -91,7 +102,8 @@ def _touch(
     stack: Tracked, inside: I64, offsets: I64, hashes: U64, sizes: I64, salt: Any, rates: F64, front: int, index: int, count: int,
     blocks: I64, points: F64,
 ) -> int:  # fmt: skip
-    """References that count: index into `blocks`, (tokens above or -1, weight as an object, as bytes) into `points`; how many.
+    """References that count: index into `blocks`, (tokens above or -1, weight as an object, as bytes, whether in front) into
+    `points`; how many.
 
     `rates` is (object rate, byte rate per token, share that a fold keeps); `inside` how many blocks the front holds.
     """
@@ -102,9 +114,10 @@ def _touch(
             entry, value = find(stack, hashes[i], bits), value_of(bits)
             blocks[n], points[n, 0] = i, above(stack, entry) if entry >= 0 else -1.0
             if entry >= 0 and stack.slots[entry] > stack.at[BOUND]:
-                points[n, 1], points[n, 2] = 1.0, 1.0
+                points[n, 1], points[n, 2], points[n, 3] = 1.0, 1.0, 1.0
                 n += 1
             elif not left_out(bits, index, count):
+                points[n, 3] = 0.0
                 by_size = min(rates[1] * sizes[i], 1.0)
                 points[n, 1] = 1.0 / (rates[0] * rates[2]) if value < rates[0] * P else 0.0
                 points[n, 2] = 1.0 / (by_size * rates[2]) if value < by_size * P else 0.0

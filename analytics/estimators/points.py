@@ -45,7 +45,7 @@ class Sample:
             values *= scale if sure is None else np.where(sure, 1.0, scale)
         reused = self.distances >= 0
         distances, hits = self.distances[reused], values[:, reused]
-        if adj:
+        if adj and distances.size:  # where nothing came back, nothing says that there is a hot head
             distances = np.concatenate([[0.0], distances])
             hits = np.concatenate([(whole - seen)[:, None], hits], axis=1)
         return accumulate(chains, distances, hits)
