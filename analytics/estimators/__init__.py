@@ -15,7 +15,9 @@ from analytics.estimators.aet import aet
 from analytics.estimators.counter_stacks import counter_stacks
 from analytics.estimators.exact import olken, run_exact
 from analytics.estimators.flows import flows
+from analytics.estimators.kosmo import kosmo
 from analytics.estimators.lashards import lashards
+from analytics.estimators.minisim import minisim
 from analytics.estimators.shards import shards
 from analytics.estimators.shards_fixed import shards_fixed
 from analytics.estimators.shards_hot import shards_hot
@@ -28,7 +30,8 @@ EXACT: dict[str, Estimator] = {"run_exact": run_exact, "olken": olken}
 SAMPLED: dict[str, Estimator] = {"shards": shards, "shards_fixed": shards_fixed, "shards_hot": shards_hot, "lashards": lashards}
 MODELS: dict[str, Estimator] = {"aet": aet, "statstack": statstack, "counter_stacks": counter_stacks}
 SIZED: dict[str, Estimator] = {"weighted": weighted, "flows": flows}
-ESTIMATORS: dict[str, Estimator] = {**EXACT, **SAMPLED, **MODELS, **SIZED}
+POLICY: dict[str, Estimator] = {"minisim": minisim, "kosmo": kosmo}
+ESTIMATORS: dict[str, Estimator] = {**EXACT, **SAMPLED, **MODELS, **SIZED, **POLICY}
 
 
 def parameters(name: str) -> dict[str, type]:

@@ -58,8 +58,8 @@ def minisim(
     missed = [values @ ~POLICIES[policy](ids, distinct, max(round(tracked * c), 1)) for c in grid.tolist()]
     hits = covered(chains)[:, None] - np.array(missed).T / tracked
     if control and rate < 1:
-        hits += _at(run_exact(chains), grid) - _at(shards(chains, rate=rate, seed=seed), grid)
-    return _curve(chains, grid, hits)
+        hits += lru_error(chains, grid, rate, seed)
+    return through(chains, grid, hits)
 
 
 def _grid(capacities: Sequence[int] | I64 | None, sizes: int, rate: float, distinct: int) -> I64:
@@ -72,13 +72,18 @@ def _grid(capacities: Sequence[int] | I64 | None, sizes: int, rate: float, disti
     return grid
 
 
-def _at(curve: Curve, capacities: I64) -> F64:
+def hits_at(curve: Curve, capacities: I64) -> F64:
     """Hits of a curve at capacities: blocks, tokens and token_context, float64[3, k]."""
     below = np.searchsorted(curve.distances, capacities.astype(np.float64), side="left")
     return np.stack([np.concatenate([[0.0], hits])[below] for hits in (curve.blocks, curve.tokens, curve.token_context)])
 
 
-def _curve(chains: ChainColumns, grid: I64, hits: F64) -> Curve:
+def lru_error(chains: ChainColumns, capacities: I64, rate: float, seed: int) -> F64:
+    """What the sample of this rate and seed gets wrong for LRU, exact less sampled hits, float64[3, k]: the control variate."""
+    return hits_at(run_exact(chains), capacities) - hits_at(shards(chains, rate=rate, seed=seed), capacities)
+
+
+def through(chains: ChainColumns, grid: I64, hits: F64) -> Curve:
     """The curve through hits float64[3, k] at a grid of capacities, from nothing at capacity 0."""
     between = [np.geomspace(lo, hi, _BETWEEN, endpoint=False) for lo, hi in zip(grid[:-1], grid[1:], strict=True)]
     fine = np.unique(np.concatenate([*between, grid]).round())
