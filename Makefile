@@ -39,7 +39,7 @@ check: setup
 	$(PY) -m mypy analytics streams ingest kvtide sql
 
 test: check
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 bench: setup
 	$(VENV)/bin/kvtide bench all --json

@@ -222,8 +222,9 @@ class Store:
         if self.address.path is None:
             return False
         before = self._duplicates
-        found = self.rows("SELECT value FROM system.events WHERE event = 'DuplicatedInsertedBlocks'")
-        self._duplicates = found[0]["value"] if found else 0
+        # Past `rows`, which would first ask for the result's types: this follows every insert.
+        found = self._client.query("SELECT value FROM system.events WHERE event = 'DuplicatedInsertedBlocks'").result_rows
+        self._duplicates = int(found[0][0]) if found else 0
         return self._duplicates > before
 
     def _holds(self, table: str, block: pa.Table) -> bool:

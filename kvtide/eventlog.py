@@ -48,6 +48,24 @@ def open_sink(settings: Settings) -> EventSink:
     return KafkaSink(settings.kafka, settings.topic)
 
 
+def refuse_used(settings: Settings) -> None:
+    """Raise `UsageError` when the log holds events already: an emulation begins its own time anew, so its rows would all be late."""
+    if settings.kafka:
+        from ingest.kafka import check, end_offsets, ensure_topics
+
+        check(settings.kafka)
+        ensure_topics(settings.kafka, {settings.topic: settings.partitions})
+        used = any(end_offsets(settings.kafka, settings.topic).values())
+    else:
+        with LocalLog(settings.log, settings.topic, settings.partitions) as log:
+            used = any(log.end_offset(partition) for partition in range(log.partitions))
+    if used:
+        raise UsageError(
+            f"the {shown(settings)} holds events already, and an emulation starts its time anew: its rows would all be late; "
+            "name another --log (or --topic) and --store, or say --append"
+        )
+
+
 def shown(settings: Settings) -> str:
     """Where events went, for people."""
     return f"topic {settings.topic} at {settings.kafka}" if settings.kafka else f"local log {settings.log}"

@@ -92,7 +92,8 @@ def _headline(data: ReportData) -> str:
     change = f"{found.change_points:+.1f} points <small>[{found.change_low:+.1f}, {found.change_high:+.1f}]</small>"
     load = "flat" if found.load.flat else f"requests {100 * found.load.requests:+.0f} %, tokens {100 * found.load.prompt_tokens:+.0f} %"
     onset = _clock(found.onset_s) if found.onset_s is not None else "none found"
-    return f"""<div class="verdict {kind}"><span>{escape(data.title)} &middot; verdict ({scope})</span><h1>{escape(found.verdict)}</h1></div>
+    title = f"{escape(data.title)} &middot; verdict ({scope})"
+    return f"""<div class="verdict {kind}"><span>{title}</span><h1>{escape(found.verdict)}</h1></div>
 <div class="facts">
 <div class="fact"><span>hit ratio</span><b>{100 * found.hit_ratio_before:.1f} % &rarr; {100 * found.hit_ratio_after:.1f} %</b></div>
 <div class="fact"><span>change</span><b>{change}</b></div>

@@ -71,6 +71,7 @@ class ReorderBuffer:
     grace_us: int
     max_ts_us: int = NEVER
     arrived: int = 0
+    late_rows: int = 0
     earliest_us: int | None = None
     pending: dict[Kind, list[_Piece]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
@@ -89,6 +90,7 @@ class ReorderBuffer:
         late, effective = None, ts
         if first <= max(self.max_ts_us, last) - self.grace_us:
             late, effective = self._lateness(ts)
+            self.late_rows += 0 if late is None else int(late.sum())
             first, last = int(effective.min()), int(effective.max())
         self.pending[kind].append(_Piece(batch, effective, first, last, late, self.arrived, offset))
         self.earliest_us = min(first, FAR if self.earliest_us is None else self.earliest_us)
@@ -126,11 +128,11 @@ class ReorderBuffer:
         """Pending rows and counters, for a checkpoint."""
         rows = {kind: _join(kind, self.pending[kind]) for kind in KINDS}
         columns = {kind: {name: getattr(rows[kind], name) for name in _COLUMNS} for kind in KINDS}
-        return {"max_ts_us": self.max_ts_us, "arrived": self.arrived, "pending": columns}
+        return {"max_ts_us": self.max_ts_us, "arrived": self.arrived, "late_rows": self.late_rows, "pending": columns}
 
     @classmethod
     def from_state(cls, grace_us: int, state: dict[str, Any]) -> ReorderBuffer:
-        buffer = cls(grace_us, state["max_ts_us"], state["arrived"])
+        buffer = cls(grace_us, state["max_ts_us"], state["arrived"], state["late_rows"])
         for kind in KINDS:
             buffer.pending[kind] = _pieces(Pending(**state["pending"][kind]))
         buffer.earliest_us = min((piece.first_us for pieces in buffer.pending.values() for piece in pieces), default=None)

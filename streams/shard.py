@@ -47,7 +47,6 @@ class Shard:
         self.instances = Instances()
         self.tenants: list[str] = []
         self.keys: dict[Key, KeyState] = {}
-        self.late_rows = 0
 
     def apply(self, kind: Kind, batch: pa.RecordBatch, offset: int) -> list[Rows]:
         """Add one record's rows; returns the rows of every window that this closed, oldest window first.
@@ -59,6 +58,11 @@ class Shard:
         while (start_us := self._closable()) is not None:
             closed += self._close(start_us)
         return closed
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that came after the watermark had passed them, ever."""
+        return self.buffer.late_rows
 
     def snapshot(self) -> bytes:
         """The whole state as bytes; `restore` gives an equal shard."""
@@ -77,7 +81,6 @@ class Shard:
                 "buffer": self.buffer.state(),
                 "instances": self.instances.state(),
                 "tenants": self.tenants,
-                "late_rows": self.late_rows,
                 "keys": keys,
             }
         )
@@ -94,7 +97,7 @@ class Shard:
         shard = cls(partition, config)
         shard.buffer = ReorderBuffer.from_state(shard.config.grace_us, state["buffer"])
         shard.instances = Instances.from_state(state["instances"])
-        shard.tenants, shard.late_rows = list(state["tenants"]), int(state["late_rows"])
+        shard.tenants = list(state["tenants"])
         for entry in state["keys"]:
             tenant, model, block_size = entry["key"]
             causes = CauseTable.from_state(shard._tenant_code(tenant), block_size, entry["causes"])
@@ -124,7 +127,6 @@ class Shard:
         work = WindowWork(access, residency, steps, fleet, Names(self.instances.names, self.tenants))
         for key in keys:
             work.key(key, self.keys[key], depth_of)
-        self.late_rows += sum(int(rows.late.sum()) for rows in taken.values())
         return self._stamped(work.tables(self.partition, taken["instance"]), start_us)
 
     def _keys_to_work(self, seen: list[Key], steps: Steps) -> list[Key]:

@@ -75,6 +75,7 @@ class Stats:
     rows: int = 0
     bad_records: int = 0
     bad_rows: int = 0
+    late_rows: int = 0
     skipped: int = 0
     windows: int = 0
     inserted_rows: int = 0
@@ -227,6 +228,7 @@ class PartitionWorker:
         self._waiting_rows += sum(rows.data.num_rows for rows in closed)
         self.stats.windows += len({rows.key for rows in closed})
         self.stats.rows += batch.num_rows
+        self.stats.late_rows = getattr(self._shard, "late_rows", 0)
 
     def _set_aside(self, offset: int, headers: Mapping[str, bytes], errors: list[InvalidRecord]) -> None:
         """Bad bytes go to kv.dlq at once and to dead_letter_raw with the next checkpoint: one insert per record, since its bad rows are

@@ -219,6 +219,18 @@ def test_faults_and_routers_reach_the_events(tmp_path: Path) -> None:
     assert routers == {"round_robin", "weighted_sum(w=0.3)"}
 
 
+def test_a_second_emulation_does_not_go_into_a_used_log(tmp_path: Path) -> None:
+    """Its time starts anew, so all its rows would be late; who insists is told by the worker."""
+    load = ("emulate", "--scenario", "none", "--minutes", "2", "--partitions", "2")
+    assert run(tmp_path, *load).code == 0
+    refused = run(tmp_path, *load)
+    assert refused.code == 2 and "holds events already" in refused.err and "--append" in refused.err
+    assert run(tmp_path, *load, "--append").code == 0
+    worked = run(tmp_path, "work", "--until-end", "--partitions", "2", "--json")
+    counted = document(worked)
+    assert counted["late_rows"] > counted["rows"] // 3 and "rows were late" in worked.err
+
+
 @pytest.mark.kafka
 def test_the_commands_give_the_same_rows_over_kafka_as_over_the_local_log(kafka: str, topic: str, tmp_path: Path) -> None:
     load = ("emulate", "--scenario", "none", "--minutes", "2", "--topic", topic, "--partitions", "4", "--json")
@@ -297,7 +309,9 @@ MISTAKES = [
     ((*TRACE, "--assign-tenants", "zipf:0"), "'zipf:0' is not of the form zipf:N"),
     ((*TRACE, "--fault", "melt:10:0"), "fault 'melt:10:0': unknown kind 'melt'; write one of restart:AT:I"),
     ((*TRACE, "--fault", "restart:soon:0"), "fault 'restart:soon:0': could not convert string to float: 'soon'"),
-    ((*TRACE, "--fault", "restart:10"), "fault 'restart:10': "),
+    ((*TRACE, "--fault", "restart:10"), "a part is missing"),
+    ((*TRACE, "--fault", "capacity:10:inf"), "'inf' is not a finite number"),
+    (("emulate", "--scenario", "none", "--fault", "melt"), "a scenario brings its own load and fleet"),
     ((*TRACE, "--fault", "restart:10:9"), "restart: no instance 9 in a fleet of 4"),
     ((*TRACE, "--fault", "route:10:nope"), "unknown router 'nope', have weighted_sum, session_affinity"),
     ((*TRACE, "--router", "nope"), "unknown router 'nope', have weighted_sum, session_affinity"),

@@ -19,6 +19,7 @@ from analytics.advisor import Advice, advise_scale
 from analytics.diagnosis import Diagnosis, diagnose
 from analytics.fleet.scenarios import SCENARIOS, Scenario
 from analytics.frame import Frame
+from ingest.errors import UsageError
 from ingest.store import Store
 from kvtide.frames import load_frame, load_service, save_advice, save_diagnosis
 from kvtide.pipeline import run_embedded
@@ -43,6 +44,7 @@ def command(scenario: str, seed: int, minutes: float, report_path: str, folder: 
     Events go through the contract, a local log and the shards into an embedded ClickHouse; the diagnosis and the advice see only what is
     stored there. All load is synthetic. With --folder the store stays, for `kvtide sql` and `kvtide diagnose`.
     """
+    _writable(report_path)
     case = SCENARIOS[scenario](seed, minutes)
     place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kvtide-demo-"))
     try:
@@ -62,6 +64,15 @@ def command(scenario: str, seed: int, minutes: float, report_path: str, folder: 
         click.echo(json.dumps(document(case, found, advice)))
     else:
         _print(case, found, advice, page, folder)
+
+
+def _writable(report: str) -> None:
+    """Fail before the work rather than after it."""
+    try:
+        Path(report).parent.mkdir(parents=True, exist_ok=True)
+        Path(report).touch()
+    except OSError as error:
+        raise UsageError(f"--report {report}: {error.strerror}; name a file that can be written") from error
 
 
 def investigate(store: Store, seed: int = 0) -> tuple[Frame, Diagnosis, list[Advice]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -21,9 +23,10 @@ from ingest.batching import Batcher
 from ingest.errors import UsageError
 from ingest.sources import SOURCES
 from kvtide.emulation import publish, workload_from_trace
-from kvtide.eventlog import log_options, log_settings, open_sink, shown
+from kvtide.eventlog import log_options, log_settings, open_sink, refuse_used, shown
 from kvtide.tracefiles import TraceInput
 
+TRACE_ONLY = ("format_", "tenant", "assign_tenants", "limit", "block_size", "rate", "instances", "capacity_blocks", "router", "fault_texts")
 FAULT_FORMS = "restart:AT:I[:DOWN_S]  remove:AT:I  add:AT  clear:AT:I  capacity:AT:RATIO  route:AT:ROUTER"
 
 
@@ -44,6 +47,7 @@ FAULT_FORMS = "restart:AT:I[:DOWN_S]  remove:AT:I  add:AT  clear:AT:I  capacity:
 @click.option("--seed", type=int, default=0, show_default=True, help="A seed always gives the same events.")
 @click.option("--skip-bad", is_flag=True, help="Exit with 0 although lines could not be read.")
 @click.option("--ignore-unknown-fields", is_flag=True, help="Read past fields that the dialect does not have.")
+@click.option("--append", is_flag=True, help="Publish although the log holds events already.")
 @log_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout and nothing else there.")
 def command(
@@ -56,6 +60,7 @@ def command(
     topic: str | None,
     partitions: int | None,
     as_json: bool,
+    append: bool,
     skip_bad: bool,
     **given: Any,
 ) -> None:
@@ -66,8 +71,12 @@ def command(
     settings = log_settings(kafka, log, topic, partitions)
     if (scenario is None) == (not paths):
         raise UsageError("give trace files with --format, or --scenario NAME, and not both")
+    if scenario:
+        _refuse_trace_options()
     trace = None if scenario else _trace(paths, format_, skip_bad, given)
     fleet = _scenario_fleet(scenario, given["seed"], minutes) if scenario else _trace_fleet(trace, given)
+    if not append:
+        refuse_used(settings)
     sink = open_sink(settings)
     try:
         sent = _publish(fleet, Batcher(sink, settings.partitions))
@@ -107,6 +116,17 @@ def _trace_fleet(trace: TraceInput | None, given: dict[str, Any]) -> Fleet:
         raise UsageError(str(error)) from error
 
 
+def _refuse_trace_options() -> None:
+    """A scenario brings its own load, fleet and faults: an option that it would pass over is a mistake."""
+    context = click.get_current_context()
+    given = [item for item in context.command.params if context.get_parameter_source(item.name or "") is ParameterSource.COMMANDLINE]
+    foreign = [item.opts[-1] for item in given if item.name in TRACE_ONLY]
+    if foreign:
+        raise UsageError(
+            f"{', '.join(foreign)}: a scenario brings its own load and fleet; drop it, or give trace files instead of --scenario"
+        )
+
+
 def _scenario_fleet(name: str, seed: int, minutes: float) -> Fleet:
     return SCENARIOS[name](seed, minutes).fleet(with_truth=False)
 
@@ -126,20 +146,30 @@ def parse_fault(text: str) -> Fault:
     """One fault of `--fault`. Raises `UsageError` that shows the forms."""
     kind, *parts = text.split(":", 2 if text.startswith("route:") else -1)
     try:
-        at_s = float(parts[0])
+        at_s = _number(parts[0])
         if kind == "restart":
-            return faults.restart(at_s, int(parts[1]), *(float(part) for part in parts[2:]))
+            return faults.restart(at_s, int(parts[1]), *(_number(part) for part in parts[2:]))
         if kind in ("remove", "clear"):
             return (faults.remove if kind == "remove" else faults.clear)(at_s, int(parts[1]))
         if kind == "add":
             return faults.add(at_s)
         if kind == "capacity":
-            return faults.capacity(at_s, ratio=float(parts[1]))
+            return faults.capacity(at_s, ratio=_number(parts[1]))
         if kind == "route":
             return faults.route(at_s, parse_router(parts[1]))
-    except (ValueError, IndexError, TypeError) as error:
+    except IndexError as error:
+        raise UsageError(f"fault {text!r}: a part is missing; write one of {FAULT_FORMS}") from error
+    except (ValueError, TypeError) as error:
         raise UsageError(f"fault {text!r}: {error}; write one of {FAULT_FORMS}") from error
     raise UsageError(f"fault {text!r}: unknown kind {kind!r}; write one of {FAULT_FORMS}")
+
+
+def _number(text: str) -> float:
+    """A finite number. Raises `ValueError` for anything else."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a finite number")
+    return value
 
 
 def _publish(fleet: Fleet, batcher: Batcher) -> dict[str, int]:

@@ -32,10 +32,10 @@ class ProgressLine:
             return
         self._at = now
         sums = totals(stats)
-        bad = sums["bad_rows"] + sums["bad_records"]
+        bad, late = sums["bad_rows"] + sums["bad_records"], sums["late_rows"]
         line = (
             f"{now - self._began:6.1f} s  {sums['records']} records  {sums['rows']} rows  {sums['windows']} windows  "
-            f"{sums['checkpoints']} checkpoints  lag {sums['lag']}  bad {bad}"
+            f"{sums['checkpoints']} checkpoints  lag {sums['lag']}  bad {bad}  late {late}"
         )
         click.echo(f"\r{line}\x1b[K" if self._terminal else line, err=True, nl=not self._terminal)
 
@@ -107,6 +107,12 @@ def command(
     else:
         bad = sums["bad_rows"] + sums["bad_records"]
         click.echo(f"{sums['records']} records, {sums['rows']} rows, {sums['windows']} windows, {bad} bad, lag {sums['lag']}", err=True)
+    if sums["late_rows"] > sums["rows"] // 10:
+        click.echo(
+            f"kvtide: {sums['late_rows']} of {sums['rows']} rows were late: their times lie before what the same partition had seen. "
+            "Two loads in one log, or a source whose clock is behind? Give each load a log and a store of its own, or raise KVTIDE_GRACE_S",
+            err=True,
+        )
 
 
 def _work_kafka(
