@@ -222,9 +222,10 @@ def simulated_split(ids: np.ndarray, n_ids: int, shares: np.ndarray, capacities:
 
 @pytest.mark.parametrize("target", [(200, 600), (500, 1000), (100, 2500)])
 def test_the_hull_promises_no_more_than_a_talus_split_delivers(target: tuple[int, int]) -> None:
-    """Two exclusive tiers over 4,000 blocks, curve with a cliff. Sampling error: the share of 4,000 ids that a partition gets deviates by
+    """Two exclusive tiers over 4,000 blocks, on a curve with a cliff.
 
-    sqrt(s(1-s)/4000) < 0.8 %, and with it its load; without a margin up to 1 point is lost at the cliff (seen over 8 draws), with 5 % none; 0.2 points are left for chance.
+    Sampling error: the share s of the ids that a partition gets deviates by sqrt(s(1-s)/4000) < 0.8 %, and its load with it. Without a
+    margin that costs up to 1 point at the cliff (seen over 8 draws), with 5 % nothing; 0.2 points are left for chance.
     """
     ids = loop_and_random(2000, 60_000)
     grid = np.arange(0, 4401, 400)

@@ -30,6 +30,7 @@ EXACT: dict[str, Estimator] = {"run_exact": run_exact, "olken": olken}
 SAMPLED: dict[str, Estimator] = {"shards": shards, "shards_fixed": shards_fixed, "shards_hot": shards_hot, "lashards": lashards}
 MODELS: dict[str, Estimator] = {"aet": aet, "statstack": statstack, "counter_stacks": counter_stacks}
 SIZED: dict[str, Estimator] = {"weighted": weighted, "flows": flows}
+# Curves of any eviction policy (a keyword), block by block in forward order.
 POLICY: dict[str, Estimator] = {"minisim": minisim, "kosmo": kosmo}
 ESTIMATORS: dict[str, Estimator] = {**EXACT, **SAMPLED, **MODELS, **SIZED, **POLICY}
 

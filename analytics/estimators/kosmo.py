@@ -46,9 +46,9 @@ def kosmo(chains: ChainColumns, *, policy: str = "lfu", s_max: int = 2048, contr
     """Curve of FIFO, LFU or 2Q (`policy`) over the chains' blocks in forward order, from one pass over a hash sample of them.
 
     About `s_max` distinct blocks are sampled, all where there are no more. `control` as in `minisim`. Inclusion does not hold for these
-    policies, so the curve is a model even without sampling: mean error there on a Zipf stream 0.007 for LFU, 0.05 to 0.09 for FIFO and
-    2Q, FIFO always too low; on the Mooncake traces up to 0.015, 0.085 and 0.04. Use `minisim` unless memory for small caches is what lacks. Raises `ValueError`
-    for another policy or `s_max` below 1. Cost: 10 scans of the sampled distinct blocks an access.
+    policies, so the curve is a model even without sampling: mean error there on Zipf streams 0.007 for LFU, 0.05 to 0.09 for FIFO and 2Q,
+    mostly too low; on the Mooncake traces up to 0.015, 0.085 and 0.04. Use `minisim` unless memory for small caches is what lacks.
+    Raises `ValueError` for another policy or `s_max` below 1. Cost: 10 scans of the sampled distinct blocks an access.
     """
     if policy not in KOSMO_POLICIES:
         raise ValueError(f"policy {policy!r} has no Kosmo state; choose one of {', '.join(KOSMO_POLICIES)}, or use minisim")
