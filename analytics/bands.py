@@ -61,11 +61,12 @@ def jackknife_band(
     return Band(ratio, np.clip(ratio - reach, 0.0, 1.0), np.clip(ratio + reach, 0.0, 1.0))
 
 
-def window_band(hits: F64, totals: F64, *, level: float = 0.95, draws: int = 1000, run_windows: int = 1, seed: int = 0) -> Band:
+def window_band(hits: F64, totals: F64, *, level: float = 0.95, draws: int = 1000, run_windows: int = 3, seed: int = 0) -> Band:
     """Band of an exact curve for the load behind it, from its windows; pointwise at `level`.
 
     `hits` float64[w, c] of each window at each capacity and `totals` float64[w] of the same weight. Runs of `run_windows` windows are drawn
-    together: as many as remember one another. Windows must be alike: leave out those in which the stack still fills.
+    together: 3 where windows share nothing but the reuse across their edge, about 8 where half of a swing is still there in the next one.
+    Windows must be alike: leave out those in which the stack still fills.
     Bias-corrected percentiles, widened by t / z and sqrt(runs / (runs - 1)) for the few runs that they are drawn from.
     Raises `ValueError` for fewer than 2 runs. Cost: O(draws * windows * capacities).
     """

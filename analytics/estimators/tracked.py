@@ -132,7 +132,7 @@ def above(t: Tracked, entry: int) -> float:
     while slot > 0:
         below += t.tree[slot]
         slot -= slot & -slot
-    return t.total[0] - below
+    return max(t.total[0] - below, 0.0)  # sums of unequal floats do not cancel to the last bit
 
 
 @nb.njit(cache=True, nogil=True)
