@@ -108,6 +108,18 @@ def document(case: Scenario, found: Diagnosis, advice: list[Advice]) -> dict[str
     }
 
 
+def _predicted(item: Advice) -> str:
+    """What the advice brings, beside what there is now."""
+    shown = (("hit_ratio", "hit ratio", "{:.1%}"), ("ttft_mean_s", "TTFT mean", "{:.2f} s"), ("ttft_p99_s", "p99", "{:.2f} s"))
+    parts = [
+        f"{name} {form.format(item.predicted[key])}"
+        + (f" (now {form.format(item.predicted[key + '_now'])})" if key + "_now" in item.predicted else "")
+        for key, name, form in shown
+        if key in item.predicted
+    ]
+    return "Predicted: " + ", ".join(parts) + "."
+
+
 def _run(case: Scenario, store: Store, log: Path, quiet: bool) -> None:
     fleet = case.fleet(with_truth=False)
     total_us = int(case.workload.arrived_at_us[-1])
@@ -141,6 +153,6 @@ def _print(case: Scenario, found: Diagnosis, advice: list[Advice], page: Path, f
     out.print(table)
     for item in advice:
         out.print(f"[bold]Advice[/] {item.kind} {TARGETS.get(item.target, item.target)} (confidence {item.confidence:.0%})")
-        for line in item.evidence[:2]:
+        for line in (_predicted(item), *item.evidence[:2]):
             out.print(Padding(line, (0, 0, 0, 2)))
     out.print(f"Report: {page}" + (f"   Ask more: kvtide sql --store chdb://{folder}/store --list" if folder else ""))
