@@ -269,6 +269,11 @@ def test_only_the_first_bad_lines_are_listed(tmp_path: Path, monkeypatch: pytest
         (("mrc", "--points", "1"), "points"),
         (("mrc", "--estimator", "guess"), "run_exact"),
         (("mrc", "--weight", "bytes"), "tokens"),
+        (("mrc", "--param", "rate=0.5"), "no parameters"),
+        (("mrc", "--estimator", "shards", "--param", "size=3"), "rate, adj, seed"),
+        (("mrc", "--estimator", "shards", "--param", "rate=half"), "a number"),
+        (("mrc", "--estimator", "shards", "--param", "rate=2"), "at most 1"),
+        (("mrc", "--estimator", "shards", "--param", "adj=1"), "true or false"),
         (("analyze", "--tenant", "a", "--assign-tenants", "zipf:2"), "not both"),
         (("analyze", "--assign-tenants", "zipf"), "zipf:N"),
         (("analyze", "--limit", "0"), "limit"),
@@ -317,6 +322,16 @@ def test_mrc_spaces_capacities_up_to_all_blocks(
     assert kvtide(monkeypatch, "mrc", path, "--format", "mooncake", "--weight", "tokens", "--capacities", "249,250") == 0
     text = capsys.readouterr().out
     assert "hit ratio in tokens" in text and "0.7500" in text and "M blocks/s" in text
+
+
+def test_mrc_hands_parameters_to_the_estimator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = mooncake(tmp_path / "t.jsonl", [row(i, 512 * 5, list(range(9 * (i % 50), 9 * (i % 50) + 5))) for i in range(200)])
+    words = ("mrc", path, "-f", "mooncake", "--estimator", "shards", "-p", "rate=1", "-p", "adj=false", "--json", "--capacities", "249,250")
+    assert kvtide(monkeypatch, *words) == 0
+    result = answer(capsys)
+    assert result["parameters"] == {"rate": 1.0, "adj": False} and result["hit_ratio_blocks"][1] == 0.75
 
 
 # ---------------------------------------------------------------- commands on the public traces

@@ -37,7 +37,8 @@ class Sample:
 
         Cost: O(k log k) and one pass over the requests.
         """
-        values = np.vstack([np.ones(self.blocks.size), *block_values(chains, self.blocks)]) * self.weights
+        values = np.vstack([np.ones(self.blocks.size), *block_values(chains, self.blocks)])
+        values *= self.weights
         whole, seen = covered(chains), values.sum(axis=1)
         if not adj:
             certain = values[:, sure].sum(axis=1) if sure is not None else np.zeros(3)
@@ -56,14 +57,32 @@ def accumulate(chains: ChainColumns, distances: F64, hits: F64) -> Curve:
 
     Negative hits are corrections: the sums are held between 0 and the whole, and never fall. Cost: O(k log k).
     """
-    order = np.argsort(distances)
-    ranked = distances[order]
-    last = np.append(ranked[1:] != ranked[:-1], True)[: ranked.size]
-    whole = covered(chains)
-    sums = np.cumsum(hits[:, order], axis=1)[:, last]
-    sums = np.maximum.accumulate(np.clip(sums, 0.0, whole[:, None]), axis=1) if sums.size else sums
-    prompts = chains.prompt_tokens.astype(np.float64)
-    return Curve(ranked[last], sums[0], sums[1], sums[2], float(chains.blocks), float(prompts.sum()), float((prompts**2).sum() / 2))
+    named, squares, asked, asked_squares = _totals(chains)
+    whole = np.array([float(chains.blocks), float(named), squares / 2])
+    ranked, sums = np.empty(distances.size), np.empty((3, distances.size))
+    n = _accumulate(np.argsort(distances), distances, hits, whole, ranked, sums)
+    blocks, tokens, context = sums[:, :n].copy()
+    return Curve(ranked[:n].copy(), blocks, tokens, context, float(chains.blocks), float(asked), asked_squares / 2)
+
+
+@nb.njit(cache=True, nogil=True)
+def _accumulate(order: I64, distances: F64, hits: F64, whole: F64, ranked: F64, sums: F64) -> int:
+    """Sums up to each distinct distance, in rising order, into `ranked` and `sums`; how many there are."""
+    n, running, reached = 0, np.zeros(3), np.zeros(3)
+    for i in range(order.size):
+        at = order[i]
+        if i > 0 and distances[at] != ranked[n]:
+            n += 1
+        ranked[n] = distances[at]
+        for row in range(3):
+            running[row] += hits[row, at]
+            sums[row, n] = running[row]
+    n += order.size > 0
+    for i in range(n):
+        for row in range(3):
+            reached[row] = max(reached[row], min(sums[row, i], whole[row]))
+            sums[row, i] = reached[row]
+    return n
 
 
 def block_values(chains: ChainColumns, blocks: I64) -> tuple[F64, F64]:
@@ -103,11 +122,27 @@ def block_sizes(chains: ChainColumns) -> I64:
 
 def covered(chains: ChainColumns) -> F64:
     """Blocks, tokens and token_context that the chains name, float64[3]: less than the prompts where chains leave out their tails."""
-    lengths = np.diff(chains.offsets)
-    if chains.block_tokens is not None:
-        ends = np.concatenate([[0], np.cumsum(chains.block_tokens, dtype=np.int64)])[chains.offsets]
-        named = np.diff(ends).astype(np.float64)
-    else:
-        tails = tail_tokens(lengths, chains.prompt_tokens, chains.block_size)
-        named = np.where(lengths > 0, (lengths - 1) * chains.block_size + tails, 0).astype(np.float64)
-    return np.array([float(chains.blocks), named.sum(), (named**2).sum() / 2])
+    named, squares, _, _ = _totals(chains)
+    return np.array([float(chains.blocks), float(named), squares / 2])
+
+
+def _totals(chains: ChainColumns) -> tuple[int, int, int, int]:
+    """Sums over the requests: tokens that chains name, their squares, prompt tokens, their squares. Cost: O(requests)."""
+    if chains.block_tokens is None:
+        return _sums(chains.offsets, chains.prompt_tokens, chains.block_size)
+    ends = np.concatenate([[0], np.cumsum(chains.block_tokens, dtype=np.int64)])[chains.offsets]
+    named, prompts = np.diff(ends), chains.prompt_tokens
+    return int(named.sum()), int((named**2).sum()), int(prompts.sum()), int((prompts**2).sum())
+
+
+@nb.njit(cache=True, nogil=True)
+def _sums(offsets: I64, prompts: I64, block_size: int) -> tuple[int, int, int, int]:
+    tokens = squares = asked = asked_squares = 0
+    for request in range(prompts.size):
+        blocks = offsets[request + 1] - offsets[request]
+        if blocks > 0:
+            before = (blocks - 1) * block_size
+            named = before + min(max(prompts[request] - before, 1), block_size)
+            tokens, squares = tokens + named, squares + named * named
+        asked, asked_squares = asked + prompts[request], asked_squares + prompts[request] * prompts[request]
+    return tokens, squares, asked, asked_squares
