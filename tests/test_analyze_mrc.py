@@ -324,9 +324,7 @@ def test_mrc_spaces_capacities_up_to_all_blocks(
     assert "hit ratio in tokens" in text and "0.7500" in text and "M blocks/s" in text
 
 
-def test_mrc_hands_parameters_to_the_estimator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mrc_hands_parameters_to_the_estimator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     path = mooncake(tmp_path / "t.jsonl", [row(i, 512 * 5, list(range(9 * (i % 50), 9 * (i % 50) + 5))) for i in range(200)])
     words = ("mrc", path, "-f", "mooncake", "--estimator", "shards", "-p", "rate=1", "-p", "adj=false", "--json", "--capacities", "249,250")
     assert kvtide(monkeypatch, *words) == 0
