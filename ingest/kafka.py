@@ -26,6 +26,7 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024  # one row with a very long chain is a recor
 _api: Any = confluent_kafka.admin  # its types do not declare what it re-exports
 _COORDINATOR_MOVES = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
 _MEND = "check the address (KVTIDE_KAFKA or --kafka) and that the broker runs"
+_LEADERLESS = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART)
 _QUIET: dict[str, Any] = {"log_level": 0, "socket.connection.setup.timeout.ms": 5000}
 
 
@@ -260,7 +261,12 @@ def _offsets(bootstrap: str, topic: str, spec: Any, timeout_s: float) -> dict[in
     if topic not in counts:
         raise UsageError(f"no topic {topic} at {bootstrap}; publish events first, or correct the name")
     asked = {TopicPartition(topic, partition): spec for partition in range(counts[topic])}
-    try:
-        return {at.partition: f.result(timeout_s).offset for at, f in admin.list_offsets(asked, request_timeout=timeout_s).items()}
-    except KafkaException as error:
-        raise KvtideError(f"offsets of {topic} at {bootstrap}: {error.args[0].str()}; {_MEND}") from error
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return {at.partition: f.result(timeout_s).offset for at, f in admin.list_offsets(asked, request_timeout=timeout_s).items()}
+        except KafkaException as error:
+            # A topic that was made a moment ago may not have its leaders yet.
+            if not error.args[0].retriable() and error.args[0].code() not in _LEADERLESS or time.monotonic() > deadline:
+                raise KvtideError(f"offsets of {topic} at {bootstrap}: {error.args[0].str()}; {_MEND}") from error
+        time.sleep(0.1)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+import sql
 from kvtide import cli
 from kvtide.commands import doctor
 from kvtide.settings import Settings
@@ -48,7 +49,7 @@ def test_migrate_then_again(run: Callable[..., Done]) -> None:
     assert run("migrate", "--status").out.splitlines()[5].split() == ["0005_views", "pending"]
     dry = run("migrate", "--dry-run")
     assert dry.code == 0 and "CREATE TABLE IF NOT EXISTS access_raw" in dry.out
-    assert "5 pending" in run("migrate", "--status").out
+    assert f"{len(sql.migrations())} pending" in run("migrate", "--status").out
     first = run("migrate")
     assert first.code == 0 and "ran 0001_schema_migrations" in first.out
     again = run("migrate")
