@@ -117,6 +117,11 @@ def test_fleets_that_say_nothing_give_no_advice(steady: Frame) -> None:
     assert blind is not None and blind.confidence <= 0.1
 
 
+def test_a_request_log_without_capacity_gives_no_scale_advice(steady: Frame) -> None:
+    log = replace(steady, fleet=replace(steady.fleet, capacity_blocks=steady.fleet.capacity_blocks * 0))
+    assert advise_scale(log) is None
+
+
 def test_unstable_prediction_is_null_in_json(steady: Frame) -> None:
     swamped = scaled(steady, load=60.0, capacity=50.0)
     advice = advise_scale(swamped)

@@ -124,7 +124,8 @@ def advise_scale(
     """`scale_up`, `scale_down` or `scale_hold` for the fleet as it was in `mask` (default: the last 15 windows).
 
     The target is `fleet:+n`, `fleet:0`, or the instance to remove first: the one whose hits save least prefill time. `predicted` holds the
-    figures of the recommended number of instances and, with `_now`, of today's. None where no instance was up or nothing was asked.
+    figures of the recommended number of instances and, with `_now`, of today's. None where no instance was up, none said what its
+    capacity is (a request log does not), or nothing was asked.
     Cost: one root search per instance and candidate.
     """
     mask = _recent(frame) if mask is None else mask
@@ -200,7 +201,7 @@ def _up(frame: Frame, mask: Mask) -> list[int]:
 
 def _today(frame: Frame, mask: Mask) -> _Today | None:
     fleet, up = frame.fleet, _up(frame, mask)
-    if not up or not fleet.prompt_tokens[mask].sum():
+    if not up or not fleet.prompt_tokens[mask].sum() or not np.nan_to_num(fleet.capacity_blocks[mask][:, up]).any():
         return None
     seconds = float(mask.sum() * frame.width_s)
     prompt, hit = float(fleet.prompt_tokens[mask].sum()), float(fleet.hit_tokens[mask].sum())

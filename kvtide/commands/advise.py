@@ -51,7 +51,7 @@ def make_advice(
     advice, notes = [], []
     scale = advise_scale(frame, frame.mask(span), load_service(store, span), policy)
     if scale is None:
-        notes.append("no scale advice: no instance was up in the last minutes")
+        notes.append("no scale advice: no instance was up in the last minutes, or none reported its KV capacity (a request log has none)")
     else:
         advice.append(scale)
     if route:
