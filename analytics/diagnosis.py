@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analytics.causes import CAUSES
 from analytics.detectors import DETECTORS, Load, load_change
 from analytics.evidence import Suspects, describe, suspects
-from analytics.frame import CAUSE_INDEX, CAUSES, Floats, Frame, Span
+from analytics.frame import CAUSE_INDEX, Floats, Frame, Span
 from analytics.identity import Decomposition, bootstrap, decompose, interval, prefill_seconds, scale_to
 from analytics.pool import PoolChange
 

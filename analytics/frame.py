@@ -12,26 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from analytics.causes import CAUSES
 from analytics.pool import ReuseHistogram
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-CAUSES: tuple[str, ...] = (
-    "hit",
-    "granularity",
-    "unobserved",
-    "routing",
-    "broken_prefix",
-    "in_flight",
-    "not_stored",
-    "instance",
-    "capacity_self",
-    "capacity_other",
-    "capacity_resize",
-    "cold",
-    "beyond",
-)
 CAUSE_INDEX: dict[str, int] = {cause: index for index, cause in enumerate(CAUSES)}
 REUSE_KINDS: tuple[str, ...] = ("reuse", "cold", "beyond")
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from analytics.advisor import Service
+from analytics.causes import CAUSES
 from analytics.diagnosis import Diagnosis
-from analytics.frame import CAUSE_INDEX, CAUSES, REUSE_KINDS, FleetWindows, Floats, Frame, ReuseTimes, Span
+from analytics.frame import CAUSE_INDEX, REUSE_KINDS, FleetWindows, Floats, Frame, ReuseTimes, Span
 from ingest.errors import KvtideError
 from ingest.store import Store
 

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from analytics.causes import CAUSES
 from streams import blocks
 from streams.blocks import (
     ASKED,
@@ -32,21 +33,6 @@ from streams.blocks import (
     warm,
 )
 
-CAUSES = (
-    "hit",
-    "granularity",
-    "unobserved",
-    "routing",
-    "broken_prefix",
-    "in_flight",
-    "not_stored",
-    "instance",
-    "capacity_self",
-    "capacity_other",
-    "capacity_resize",
-    "cold",
-    "beyond",
-)
 (HIT, GRANULARITY, UNOBSERVED, ROUTING, BROKEN_PREFIX, IN_FLIGHT, NOT_STORED, INSTANCE, CAPACITY_SELF, CAPACITY_OTHER,
  CAPACITY_RESIZE, COLD, BEYOND) = range(len(CAUSES))  # fmt: skip
 

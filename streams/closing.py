@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from analytics.causes import CAUSES
 from analytics.reuse.run_exact import Runs, RunStack
 from ingest.events import KINDS, Kind
 from streams import tables
 from streams.causes import (
     CAPACITY_RESIZE,
     CAPACITY_SELF,
-    CAUSES,
     FOREVER,
     INSTANCE,
     OP_ACCESS,

@@ -18,7 +18,7 @@ from streams.causes import CauseTable
 from streams.closing import Key, KeyState, Names, WindowWork, in_order, placed
 from streams.codes import coded
 from streams.instances import Instances, Steps
-from streams.order import NEVER, Pending, ReorderBuffer, application_order
+from streams.order import NEVER, ReorderBuffer, application_order
 from streams.state import pack, unpack
 from streams.windows import Rows
 
@@ -158,6 +158,3 @@ class Shard:
                 data = data.add_column(0, "window_start", stamp)
             rows.append(Rows(table, str(start_s), data))
         return rows
-
-
-__all__ = ["Pending", "Rows", "Shard", "ShardConfig"]

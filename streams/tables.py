@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streams.causes import CAUSES, HIT
+from analytics.causes import CAUSES
+from streams.causes import HIT
 from streams.codes import coded, group, sums
 from streams.order import Pending
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
+from analytics.causes import CAUSES
 from analytics.reuse.bins import N_BINS, bin_edges, bin_of, edges_of
 from analytics.reuse.run_exact import Runs
-from streams.causes import CAUSES
 
 Strings = Sequence[str]
 _EDGES = np.stack(edges_of(np.arange(N_BINS, dtype=np.int32)), axis=1).astype(np.uint64)

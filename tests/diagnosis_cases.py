@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from analytics.frame import CAUSE_INDEX, CAUSES, FleetWindows, Frame, ReuseTimes
+from analytics.causes import CAUSES
+from analytics.frame import CAUSE_INDEX, FleetWindows, Frame, ReuseTimes
 
 WINDOWS, ONSET = 40, 22
 TENANTS = ("chat", "code", "scan")

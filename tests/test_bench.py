@@ -24,7 +24,10 @@ def result(*arguments: str) -> dict[str, object]:
 def test_shard_bench_compares_the_same_blocks() -> None:
     got = result("shard", "--limit", "300")
     assert got["requests"] == 300 and got["blocks"] > 100_000
-    assert got["ratio"] == pytest.approx(got["shard_blocks_per_second"] / got["fenwick_blocks_per_second"])
+    for job, speed in (("accesses", "shard"), ("with_residency", "shard_with_residency")):
+        ours = got[f"{speed}_blocks_per_second"]
+        assert got[f"ratio_{job}"] == pytest.approx(ours / got["fenwick_blocks_per_second"])
+        assert got[f"ratio_{job}_one_scope_dense"] == pytest.approx(ours / got["fenwick_one_scope_dense_blocks_per_second"])
 
 
 @needs_weka

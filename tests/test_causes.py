@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analytics.causes import CAUSES
 from streams.causes import (
     BEYOND,
     BROKEN_PREFIX,
     CAPACITY_OTHER,
     CAPACITY_RESIZE,
     CAPACITY_SELF,
-    CAUSES,
     COLD,
     FOREVER,
     GRANULARITY,

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from analytics.causes import CAUSES
 from analytics.diagnosis import CAUSE_VERDICT, VERDICTS, diagnose
-from analytics.frame import CAUSES, Frame, Span
+from analytics.frame import Frame, Span
 from tests.diagnosis_cases import CASES, ONSET, START_S, frame
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import sql
 from analytics.advisor import advise_scale
+from analytics.causes import CAUSES
 from analytics.diagnosis import VERDICTS, diagnose
 from analytics.fleet.scenarios import SCENARIOS
 from ingest.sources import SOURCES
@@ -27,7 +28,6 @@ from kvtide.commands.work import command as work_command
 from kvtide.frames import load_frame, load_service, save_advice, save_diagnosis
 from kvtide.pipeline import run_embedded
 from kvtide.settings import Settings
-from streams.causes import CAUSES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "docs/quickstart.md")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from analytics.advisor import advise_scale
+from analytics.causes import CAUSES
 from analytics.diagnosis import QUERIES, diagnose
-from analytics.frame import CAUSES
 from kvtide.charts import CAUSE_COLOURS, waterfall_chart
 from kvtide.frames import Curve
 from kvtide.report import ReportData, render, write_report

@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from analytics.causes import CAUSES
 from analytics.fleet.truth import CAUSES as TRUE_CAUSES
 from ingest.events import KINDS, Kind
 from kvtide.emulation import contract_batches
-from streams.causes import CAUSES
 from streams.shard import Rows, Shard, ShardConfig
 from tests.fleet_cases import Case, cases, small_workload
 
