@@ -159,10 +159,11 @@ class LocalLog:
             if self._read_only or partitions is None:
                 raise UsageError(f"no log of topic {self.topic} in {self._folder.parent}; run `kvtide emulate` or `kvtide attach` first")
             self._folder.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(f".{os.getpid()}")
-            draft.write_bytes(msgspec.json.encode(_Meta(self.topic, partitions, uuid.uuid4().hex)))
+            log_id = uuid.uuid4().hex
+            draft = path.with_suffix(f".{log_id}")  # its own of each creator, threads of one process too
+            draft.write_bytes(msgspec.json.encode(_Meta(self.topic, partitions, log_id)))
             try:
-                os.link(draft, path)  # of two processes that create a log at once, one wins and both read the same meta
+                os.link(draft, path)  # of two that create a log at once, one wins and both read the same meta
             except FileExistsError:
                 pass
             finally:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import faust
-from faust.types import TP
 from mode import CrashingSupervisor
 
 from ingest.errors import KvtideError
@@ -229,10 +228,22 @@ class Member:
                 await self._loop.run_in_executor(self._pool, lambda: [worker.checkpoint() for worker in ripe])
             held = {worker.partition: worker.stats.checkpoint_offset for worker in self._workers.values()}
             news = {partition: offset for partition, offset in held.items() if offset > self._committed.get(partition, 0)}
-            # false when a rebalance is under way: whoever gets the partition skips what the checkpoint holds
-            consumer: Any = self._app.consumer
-            if news and await consumer._commit({TP(self._config.topic, p): offset for p, offset in news.items()}):
-                self._committed.update(news)
+            self._committed.update(await self._commit(news))
+
+    async def _commit(self, news: dict[int, int]) -> dict[int, int]:
+        """Commit what is still assigned here; returns it. Nothing in a rebalance: who gets the partition skips what its checkpoint holds.
+
+        Runs in Faust's consumer thread, where nothing comes between the look at the assignment and the commit. Faust itself filters too,
+        but crashes when nothing is left.
+        """
+        consumer: Any = self._app.consumer
+        thread = consumer._thread
+
+        async def commit() -> dict[int, int]:
+            mine = {tp: news[tp.partition] for tp in thread.assignment() if tp.topic == self._config.topic and tp.partition in news}
+            return {tp.partition: offset for tp, offset in mine.items()} if mine and await thread._commit(mine) else {}
+
+        return await thread.call_thread(commit) if news else {}
 
     async def _release(self) -> None:
         """Partitions may go to another member: leave a checkpoint of all, and forget everything. Who gets them restores it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from faust.types import TP
 
 from ingest.batching import Batcher
 from ingest.errors import KvtideError, UsageError
@@ -25,7 +28,7 @@ from ingest.locallog import LocalLog
 from ingest.store import Store
 from kvtide.emulation import publish
 from kvtide.pipeline import run_embedded
-from streams.app import AppConfig, Group, run_workers
+from streams.app import AppConfig, Group, Member, run_workers
 from streams.local import run_local
 from streams.shard import ShardConfig
 from streams.worker import BadRowRatio, OffsetGap
@@ -354,3 +357,25 @@ def test_ten_sigkills_at_random_points_leave_the_rows_of_an_undisturbed_run(
     got = json.loads(read.stdout)
     assert {name: len(rows) for name, rows in got.items()} == {name: len(rows) for name, rows in wanted.items()}
     assert got == wanted
+
+
+@pytest.mark.parametrize(("assigned", "wanted"), [(set(), {}), ({1}, {1: 7}), ({0, 1, 2}, {0: 5, 1: 7})])
+def test_only_offsets_of_assigned_partitions_are_committed(kafka: str, topic: str, assigned: set[int], wanted: dict[int, int]) -> None:
+    """A partition that left between checkpoint and commit is passed over; with none left Faust is not asked (it would crash)."""
+    committed: list[dict[TP, int]] = []
+
+    class Thread:
+        async def call_thread(self, work: Callable[[], Awaitable[dict[int, int]]]) -> dict[int, int]:
+            return await work()
+
+        def assignment(self) -> set[TP]:
+            return {TP(topic, partition) for partition in assigned} | {TP("another", 0)}
+
+        async def _commit(self, offsets: dict[TP, int]) -> bool:
+            committed.append(offsets)
+            return True
+
+    member = Member(_config(kafka, topic, "embedded"), "log", {})
+    member._app = SimpleNamespace(consumer=SimpleNamespace(_thread=Thread()))  # type: ignore[assignment]
+    assert asyncio.run(member._commit({0: 5, 1: 7})) == wanted
+    assert committed == ([{TP(topic, p): o for p, o in wanted.items()}] if wanted else [])
