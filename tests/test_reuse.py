@@ -165,6 +165,37 @@ def test_a_stack_restored_from_its_state_goes_on_the_same(trace: Trace, cut: int
     assert whole.trimmed_blocks == second.trimmed_blocks
 
 
+@settings(max_examples=60, deadline=None)
+@given(prefix_traces(), st.integers(0, 30), st.one_of(st.none(), st.integers(1, 60)))
+def test_without_merging_the_runs_are_the_same_and_the_nodes_no_fewer(trace: Trace, cut: int, limit: int | None) -> None:
+    merged, plain = RunStack(limit), RunStack(limit, merge=False)
+    assert same_runs(touch_in_cuts(merged, trace, [cut]), touch_in_cuts(plain, trace, [cut]))
+    restored = RunStack.from_state(plain.state())
+    assert restored.state()["lengths"].size == plain.state()["lengths"].size >= merged.state()["lengths"].size
+    again = columns(trace[:3])
+    restored.touch(again.ts_us, again.offsets, again.hashes)
+    plain.touch(again.ts_us, again.offsets, again.hashes)
+    assert restored.state()["lengths"].tolist() == plain.state()["lengths"].tolist()
+
+
+def test_a_chain_asked_for_again_stays_split_without_merging() -> None:
+    nodes = {}
+    for merge in (True, False):
+        stack = RunStack(merge=merge)
+        for ts_us, chain in enumerate(([1, 2, 3, 4], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])):
+            stack.touch(*_one(ts_us, chain))
+        nodes[merge] = stack.state()["lengths"].tolist()
+    assert nodes == {True: [4], False: [2, 2]}
+
+
+def test_a_state_written_before_merging_had_a_switch_is_read() -> None:
+    stack = RunStack(7)
+    stack.touch(*_one(0, range(9)))
+    state = stack.state()
+    older = RunStack.from_state({**state, "scalars": state["scalars"][:3]})
+    assert all(np.array_equal(value, older.state()[name]) for name, value in state.items())
+
+
 @settings(max_examples=100, deadline=None)
 @given(prefix_traces(), st.one_of(st.none(), st.integers(1, 60)))
 def test_runs_are_the_longest_stretches_with_one_age(trace: Trace, limit: int | None) -> None:
@@ -209,7 +240,7 @@ def test_memory_follows_the_depth_and_not_the_stream() -> None:
         chains = [np.concatenate([np.arange(1, 20), rng.integers(1 << 40, 1 << 63, 80)]).astype(np.uint64) for _ in range(100)]
         packed = ChainColumns.pack([step] * 100, chains, [99] * 100, 1)
         stack.touch(packed.ts_us, packed.offsets, packed.hashes)
-        sizes.append(sum(array.size for array in stack._stack))
+        sizes.append(stack.nbytes)
     assert stack.depth_blocks == 2000 and stack.trimmed_blocks > 450_000
     assert max(sizes[20:]) == max(sizes[:20])
 

@@ -62,11 +62,12 @@ class RunStack:
 
     `max_depth_blocks` cuts the bottom after each request, exact above it: memory then stays O(max_depth_blocks + longest chain) however
     long the stream. A Bloom filter of `2**filter_bits` bits remembers what was cut, to tell cold from perhaps beyond the depth.
+    `merge` joins neighbours that are touched together again into one node; without it the distances are the same and the nodes more.
     Cost of a request: O(blocks) to compare and copy plus O(log runs) a run.
     Source: Mattson et al. 1970 for the stack; one tree query a run is this project's own.
     """
 
-    def __init__(self, max_depth_blocks: int | None = None, *, filter_bits: int = 22, initial_room: int = 1024) -> None:
+    def __init__(self, max_depth_blocks: int | None = None, *, filter_bits: int = 22, initial_room: int = 1024, merge: bool = True) -> None:
         room = max(int(initial_room), 4)
         self._filter_words = 1 << max(filter_bits - 6, 1)
         self._stack = kernel.Stack(
@@ -80,7 +81,7 @@ class RunStack:
             pieces=np.empty((room, kernel.PIECE_FIELDS), np.int64),
         )
         at = self._stack.at
-        at[kernel.FREE], at[kernel.BOTTOM] = -1, 1
+        at[kernel.FREE], at[kernel.BOTTOM], at[kernel.MERGE] = -1, 1, merge
         self.max_depth_blocks = max_depth_blocks
 
     @property
@@ -104,6 +105,11 @@ class RunStack:
     def trimmed_blocks(self) -> int:
         """Blocks ever cut off at the bottom; one that came back and was cut again counts twice."""
         return int(self._stack.at[kernel.TRIMMED])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the arrays of the stack hold now, room to grow included; the runs that `touch` returns are not among them."""
+        return sum(array.nbytes for array in self._stack)
 
     def maybe_trimmed(self, hashes: U64) -> npt.NDArray[np.bool_]:
         """Whether each block may have been cut off: false is certain, true may be a chance agreement in the filter."""
@@ -142,7 +148,7 @@ class RunStack:
         nodes = stack.nodes[stack.slots[1 : top + 1]]
         trimmed = self.trimmed_blocks
         return {
-            "scalars": np.array([stack.at[kernel.MAX_DEPTH], trimmed, self._filter_words], np.int64),
+            "scalars": np.array([stack.at[kernel.MAX_DEPTH], trimmed, self._filter_words, stack.at[kernel.MERGE]], np.int64),
             "lengths": nodes[:, kernel.LENGTH].copy(),
             "ts_us": nodes[:, kernel.TS].copy(),
             "hashes": stack.arena[: stack.at[kernel.USED]].copy(),
@@ -153,8 +159,9 @@ class RunStack:
     def from_state(cls, state: Mapping[str, npt.NDArray[np.int64] | U64]) -> RunStack:
         """A stack from what `state` returned. Raises `KeyError` for a missing array."""
         scalars, lengths, ts_us, hashes, known = (np.asarray(state[name]) for name in STATE_FIELDS)
-        limit, trimmed, words = (int(value) for value in scalars)
-        stack = cls(None if limit == kernel.NO_LIMIT else limit, initial_room=2 * max(lengths.size, 1) + 2)
+        limit, trimmed, words, *rest = (int(value) for value in scalars)
+        merge = bool(rest[0]) if rest else True  # older states do not say
+        stack = cls(None if limit == kernel.NO_LIMIT else limit, initial_room=2 * max(lengths.size, 1) + 2, merge=merge)
         stack._filter_words = words
         stack._stack = stack._stack._replace(arena=np.concatenate([hashes.astype(np.uint64), np.empty(hashes.size + 4, np.uint64)]))
         if trimmed:

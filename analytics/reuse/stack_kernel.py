@@ -21,7 +21,7 @@ I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 # Scalars of the stack, in `Stack.at`.
-DEPTH, TOP, BOTTOM, USED, NODES, FREE, LIVE, TRIMMED, MAX_DEPTH, RUNS, NEED_PIECES, NEED_BLOCKS, SCALARS = range(13)
+DEPTH, TOP, BOTTOM, USED, NODES, FREE, LIVE, TRIMMED, MAX_DEPTH, RUNS, NEED_PIECES, NEED_BLOCKS, MERGE, SCALARS = range(14)
 # Fields of a node; START of a freed node is the next free one.
 START, LENGTH, SLOT, TS, NODE_FIELDS = range(5)
 # Columns of `Stack.pieces`, one row for each node that the request in hand reaches.
@@ -228,7 +228,7 @@ def _group(stack: Stack, last: int) -> tuple[int, int]:
     """First piece and length of the group to be merged that ends with piece `last`."""
     pieces, nodes = stack.pieces, stack.nodes
     first, length = last, pieces[last, MATCHED]
-    while first > 0:
+    while first > 0 and stack.at[MERGE] != 0:
         upper, lower = pieces[first - 1, NODE], pieces[first, NODE]
         together = pieces[first - 1, ABOVE] + pieces[first - 1, MATCHED] == pieces[first, ABOVE]
         if not together or nodes[upper, TS] != nodes[lower, TS]:
@@ -271,7 +271,7 @@ def _raise(stack: Stack, hashes: U64, hi: int, count: int, first: int, store: bo
     """Make the request's blocks the newest: tail first, so that the head ends on top. hashes[first:hi] is the cold rest."""
     pieces, last = stack.pieces, count - 1
     grow = False
-    if store and first < hi and count > 0 and pieces[last, MATCHED] == stack.nodes[pieces[last, NODE], LENGTH]:
+    if stack.at[MERGE] != 0 and store and first < hi and count > 0 and pieces[last, MATCHED] == stack.nodes[pieces[last, NODE], LENGTH]:
         grow = _worth_joining(pieces[last, MATCHED], hi - first)
     for i in range(count):
         _detach(stack, pieces[i, NODE], pieces[i, MATCHED])
