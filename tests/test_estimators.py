@@ -5,7 +5,6 @@ Errors are mean absolute errors over 40 capacities, evenly spaced in logarithm f
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -499,32 +498,3 @@ def test_sure_is_exact_on_mooncake(name: str, mooncake: tuple[str, ChainColumns]
         assert ESTIMATORS[name](chains, **SURE[name]).hit_ratio(grid(chains)) == pytest.approx(exact.hit_ratio(grid(chains)), abs=1e-12)
     else:  # partial tails take less room, so a cache counted in tokens holds more
         assert np.all(ESTIMATORS[name](chains).hit_ratio(grid(chains)) >= 0.999 * ESTIMATORS["run_exact"](chains).hit_ratio(grid(chains)))
-
-
-def cloudphysics() -> tuple[ChainColumns, npt.NDArray[np.int64]]:
-    path = os.environ.get("KVTIDE_CLOUDPHYSICS")
-    if not path:
-        pytest.skip("KVTIDE_CLOUDPHYSICS does not name cloudPhysicsIO.oracleGeneral.bin (libCacheSim's data folder)")
-    rows = np.fromfile(path, np.dtype([("time", "<u4"), ("key", "<u8"), ("size", "<u4"), ("next", "<i8")]))
-    return references(rows["key"]), rows["size"].astype(np.int64)
-
-
-@pytest.mark.traces
-def test_unit_distances_of_cloudphysics() -> None:
-    chains, _ = cloudphysics()
-    missed = [0.976421, 0.970607, 0.965681, 0.959024, 0.956934, 0.927015, 0.8379584094, 0.8049125334]
-    for name in ("olken", "weighted", "run_exact"):
-        ratios = 1 - ESTIMATORS[name](chains).hit_ratio([1, 2, 3, 4, 5, 20, 489, 4897])
-        assert ratios[:6] == pytest.approx(missed[:6], abs=5e-7) and ratios[6:] == pytest.approx(missed[6:], abs=5e-11)
-
-
-@pytest.mark.traces
-def test_sized_distances_of_cloudphysics() -> None:
-    chains, sizes = cloudphysics()
-    curve = weighted(chains, sizes=sizes, unit=1)
-    missed = (1 - curve.hit_ratio((1 << 27) * np.arange(1, 9))) * chains.blocks
-    assert missed.round(6).tolist() == [93374, 89783, 83572, 81722, 72494, 72104, 71972, 71704]
-    in_bytes = ChainColumns(chains.ts_us, chains.offsets, chains.hashes, sizes, 1, sizes.astype(np.int32))
-    lost = (1 - weighted(in_bytes, sizes=sizes, unit=1).hit_ratio((1 << 27) * np.arange(1, 9), "tokens")) * sizes.sum()
-    expected = [4214303232, 4061242368, 3778040320, 3660569600, 3100927488, 3078128640, 3075403776, 3061662720]
-    assert lost.round(3).tolist() == expected

@@ -1,12 +1,10 @@
-"""Eviction policies beside slow readable twins, contracts that hold for all of them, and published right answers."""
+"""Eviction policies beside slow readable twins, and contracts that hold for all of them."""
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analytics.policies import POLICIES, leading_hits
-from analytics.reuse.chains import densify
-from ingest.sources import read_trace
-
-TRACES = Path(__file__).parents[1] / ".." / "shared" / "traces" / "mooncake"
 
 # ---------------------------------------------------------------- twins: each says which accesses hit, in plain Python
 
@@ -306,53 +300,3 @@ def test_a_loop_longer_than_the_cache_defeats_fifo_and_lru_only_belady_keeps_its
 def test_leading_hits_stop_at_the_first_miss_of_each_chain() -> None:
     hits = np.array([1, 1, 0, 1, 0, 1, 1], np.bool_)
     assert leading_hits(hits, np.array([0, 4, 4, 5, 7])).tolist() == [True, True, False, False, False, True, True]
-
-
-# ---------------------------------------------------------------- right answers
-
-# Mooncake FAST'25 traces, 512-token blocks in forward order, share of blocks hit at 10,000 blocks (then 20,000 where known).
-MOONCAKE = {
-    "conversation": {"fifo": [0.1865], "lru": [0.2112, 0.2875], "lfu": [0.1318], "2q": [0.1849], "arc": [0.2225, 0.2892],
-                     "sieve": [0.1318], "s3fifo": [0.1925], "belady": [0.3664, 0.3664]},
-    "synthetic": {"fifo": [0.3990], "lru": [0.4235, 0.5715], "lfu": [0.3578], "2q": [0.4195], "arc": [0.4356, 0.5930],
-                  "sieve": [0.3578], "s3fifo": [0.4183], "belady": [0.6180, 0.6396]},
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=sorted(MOONCAKE))
-def mooncake(request: pytest.FixtureRequest) -> tuple[dict[str, list[float]], np.ndarray, int]:
-    path = TRACES / f"{request.param}_trace.jsonl.zst"
-    if not path.exists():
-        pytest.skip(f"{path} is absent")
-    ids, distinct = densify(np.concatenate([r.chain for r in read_trace([str(path)], "mooncake")]))
-    return MOONCAKE[request.param], ids, distinct
-
-
-@every_policy
-@pytest.mark.traces
-def test_mooncake(name: str, mooncake: tuple[dict[str, list[float]], np.ndarray, int]) -> None:
-    answers, ids, distinct = mooncake
-    for capacity, expected in zip((10_000, 20_000), answers[name], strict=False):
-        assert POLICIES[name](ids, distinct, capacity).mean() == pytest.approx(expected, abs=0.005 if name == "s3fifo" else 0.002)
-
-
-# CloudPhysics trace of libCacheSim's repository as objects of one size: miss ratios by capacity.
-CLOUDPHYSICS = {
-    "lru": {1: 0.976421, 2: 0.970607, 3: 0.965681, 4: 0.959024, 5: 0.956934, 20: 0.927015, 489: 0.8379584094, 4897: 0.8049125334},
-    "sieve": {489: 0.8291678376, 4897: 0.7907123788},
-    "arc": {489: 0.8274992975, 4897: 0.7728150906},
-    "fifo": {489: 0.8476008150, 4897: 0.8054306590},
-    "s3fifo": {489: 0.8304851, 4897: 0.7552866},
-}
-
-
-def test_cloudphysics() -> None:
-    path = os.environ.get("KVTIDE_CLOUDPHYSICS")
-    if not path:
-        pytest.skip("KVTIDE_CLOUDPHYSICS does not name cloudPhysicsIO.oracleGeneral.bin (of libCacheSim's repository)")
-    rows = np.fromfile(path, np.dtype([("ts_s", "<u4"), ("key", "<u8"), ("bytes", "<u4"), ("next", "<i8")]))
-    ids, distinct = densify(rows["key"].copy())
-    assert (ids.size, distinct) == (113_872, 48_974)
-    for policy, answers in CLOUDPHYSICS.items():
-        for capacity, expected in answers.items():
-            assert 1 - POLICIES[policy](ids, distinct, capacity).mean() == pytest.approx(expected, abs=1e-6), (policy, capacity)
