@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from analytics.policies.cursor import Cursor, Trace
 from analytics.policies.queues import kernel
 
 Bools = npt.NDArray[np.bool_]
@@ -25,6 +26,11 @@ def belady(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
     following = np.empty(ids.size, np.int32)
     _next_uses(ids, following, np.full(n_ids, ids.size, np.int32))
     _belady(ids, capacity, hits, following, *_empty_set(ids.size))
+
+
+def belady_walk(trace: Trace, cursor: Cursor, capacity: int) -> None:
+    """MIN in either form: it keeps a block at least as long as those behind it, whose next uses come later, so both are one."""
+    belady(trace.ids, trace.parent.size, capacity, cursor.hits)
 
 
 @kernel
