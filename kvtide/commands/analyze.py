@@ -1,128 +1,136 @@
-"""`kvtide analyze`: what a trace holds, and what an infinite prefix cache could serve of it."""
+"""`kvtide analyze`: what a trace holds, what an infinite prefix cache could serve of it, and its characterisation."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 import numpy as np
+from rich.console import Console
 from rich.text import Text
 
-from analytics.reuse.run_exact import RunStack
-from ingest.sources import TraceRequest
+from analytics.workload import LabelledChains, characterise
+from analytics.workload.labels import prefix_tokens
+from analytics.workload.measures import ratio
+from ingest.errors import UsageError
+from kvtide.settings import Settings
 from kvtide.tracefiles import TraceInput, clock_note, plain_console, plain_table, trace_options
+from kvtide.workload_input import TraceLoad, load
+from kvtide.workload_report import store_profile, write_workload_report
 
-# Blocks held before they are handed to the stacks: few calls, and never much memory.
-_BATCH_BLOCKS = 1 << 20
-
-
-@dataclass
-class TenantProfile:
-    """Load and infinite-cache reuse of one tenant; memory is one u64 hash a distinct block, at most four times over."""
-
-    tenant: str
-    assigned: bool
-    requests: int = 0
-    blocks: int = 0
-    prompt_tokens: int = 0
-    hit_blocks: int = 0
-    hit_tokens: int = 0
-    stack: RunStack = field(default_factory=RunStack)
-    pending: list[TraceRequest] = field(default_factory=list)
-
-    def flush(self) -> None:
-        """Look up what is pending; a request's hit is the leading run of its chain that has been seen before."""
-        requests, self.pending = self.pending, []
-        offsets = np.zeros(len(requests) + 1, np.int64)
-        np.cumsum([request.chain.size for request in requests], out=offsets[1:])
-        hashes = np.concatenate([request.chain for request in requests])
-        runs = self.stack.touch(np.zeros(len(requests), np.int64), offsets, hashes)
-        served = np.bincount(runs.request, runs.length * (runs.distance >= 0), minlength=len(requests)).astype(np.int64)
-        self.requests += len(requests)
-        self.blocks += int(offsets[-1])
-        self.hit_blocks += int(served.sum())
-        for request, blocks in zip(requests, served.tolist(), strict=True):
-            self.prompt_tokens += request.prompt_tokens
-            self.hit_tokens += leading_tokens(request, blocks)
-
-    def row(self, has_blocks: bool) -> dict[str, Any]:
-        """The tenant's line of the result."""
-        return {
-            "tenant": self.tenant,
-            "assigned": self.assigned,
-            "requests": self.requests,
-            "blocks": self.blocks,
-            "distinct_blocks": self.stack.depth_blocks,
-            "prompt_tokens": self.prompt_tokens,
-            "ideal_hit_ratio": ideal(self.hit_blocks, self.blocks, self.hit_tokens, self.prompt_tokens) if has_blocks else None,
-        }
+# Tenants with a characterisation of their own, the largest ones; all are in `tenants`.
+MAX_TENANTS = 20
+DEFAULT_COST = "2e-4,2e-8"
 
 
-class TraceProfile:
-    """Totals of a trace, and each tenant's profile. Tenants share no block: the same hash under two tenants is two blocks."""
+@click.command()
+@trace_options
+@click.option("--report", metavar="FILE.html", type=click.Path(dir_okay=False), help="Write the characterisation as one HTML page.")
+@click.option("--store", "store_url", metavar="URL", help="Write the characterisation to table workload_profile of this store.")
+@click.option(
+    "--prefill-cost",
+    metavar="A,B",
+    default=DEFAULT_COST,
+    show_default=True,
+    help="Prefill seconds per token and per token squared, for what is weighted by cost.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(as_json: bool, report: str | None, store_url: str | None, prefill_cost: str, **options: Any) -> None:
+    """Say what a trace holds: load, blocks, the ideal hit ratio, and when, where and for whom blocks are reused.
 
-    def __init__(self) -> None:
-        self.tenants: dict[str, TenantProfile] = {}
-        self._block_sizes: set[int] = set()
-        self._first_s, self._last_s = np.inf, -np.inf
-        self._output_tokens = self._outputs = 0
-        self._reported_hit = self._reported_prompt = 0
-        self._held_blocks = 0
-
-    def add(self, request: TraceRequest) -> None:
-        """Count one request; requests must come in the order in which they were served, or session by session."""
-        tenant = self.tenants.get(request.tenant)
-        if tenant is None:
-            tenant = self.tenants[request.tenant] = TenantProfile(request.tenant, request.tenant_assigned)
-        tenant.pending.append(request)
-        self._block_sizes.add(request.block_size if request.block_tokens is None else 0)
-        self._first_s, self._last_s = min(self._first_s, request.arrived_at_s), max(self._last_s, request.arrived_at_s)
-        if request.output_tokens is not None:
-            self._output_tokens += request.output_tokens
-            self._outputs += 1
-        if request.hit_tokens is not None:
-            self._reported_hit += request.hit_tokens
-            self._reported_prompt += request.prompt_tokens
-        self._held_blocks += 64 + request.chain.size
-        if self._held_blocks >= _BATCH_BLOCKS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand everything held to the tenants' stacks."""
-        self._held_blocks = 0
-        for tenant in self.tenants.values():
-            if tenant.pending:
-                tenant.flush()
-
-    def result(self, has_blocks: bool) -> dict[str, Any]:
-        """The JSON document, but for what only the input knows."""
-        self.flush()
-        rows = [self.tenants[name] for name in sorted(self.tenants)]
-        requests, blocks, prompt_tokens = (sum(getattr(row, name) for row in rows) for name in ("requests", "blocks", "prompt_tokens"))
-        hit_blocks, hit_tokens = sum(row.hit_blocks for row in rows), sum(row.hit_tokens for row in rows)
-        return {
-            "requests": requests,
-            "blocks": blocks,
-            "distinct_blocks": sum(row.stack.depth_blocks for row in rows),
-            "block_size": max(self._block_sizes) or None if has_blocks and len(self._block_sizes) == 1 else None,
-            "ideal_hit_ratio": ideal(hit_blocks, blocks, hit_tokens, prompt_tokens) if has_blocks else None,
-            "reported_hit_ratio": ratio(self._reported_hit, self._reported_prompt),
-            "prompt_tokens": prompt_tokens,
-            "output_tokens": self._output_tokens if self._outputs else None,
-            "mean_prompt_tokens": ratio(prompt_tokens, requests),
-            "mean_output_tokens": ratio(self._output_tokens, self._outputs),
-            "span_s": self._last_s - self._first_s if requests else None,
-            "tenants": [row.row(has_blocks) for row in rows],
-        }
+    The ideal hit ratio is that of an infinite cache serving the leading run of each prompt that was seen before, tenant by tenant, from
+    input blocks only: an engine that also reuses decoded blocks can exceed it.
+    """
+    cost = parse_cost(prefill_cost)
+    trace = TraceInput(**options)
+    held = load(trace.requests(), trace.source)
+    head = {"trace": trace.name, "format": trace.source.name, "clock": trace.source.clock}
+    result = {**head, **totals(held), "bad_records": trace.bad_records, "unsorted_requests": held.unsorted}
+    with trace_steps() as step:
+        result["characterisation"] = characterise(held.labelled, cost, step=step)
+        result["characterisation"]["tenants"] = tenants_apart(held.labelled, cost)
+    if as_json:
+        click.echo(json.dumps(result, allow_nan=False))
+    else:
+        _print(result, clock_note(trace.source))
+    if store_url is not None:
+        store_profile(Settings.from_env(store=store_url).store, result)
+    if report is not None:
+        click.echo(f"report: {write_workload_report(report, result)}", err=True)
+    trace.finish()
 
 
-def leading_tokens(request: TraceRequest, blocks: int) -> int:
-    """Tokens in the first `blocks` blocks of a request's chain."""
-    if request.block_tokens is not None:
-        return int(request.block_tokens[:blocks].sum())
-    return min(blocks * request.block_size, request.prompt_tokens)
+def parse_cost(text: str) -> tuple[float, float]:
+    """(a, b) of `A,B`. Raises `UsageError` unless they are two numbers, neither negative nor both 0."""
+    try:
+        a, b = (float(part) for part in text.split(","))
+    except ValueError:
+        a = b = -1.0
+    if not (a >= 0 and b >= 0 and 0 < a + b < float("inf")):
+        raise UsageError(f"--prefill-cost {text!r} is not A,B in seconds per token and per token squared, for example {DEFAULT_COST}")
+    return a, b
+
+
+def totals(held: TraceLoad) -> dict[str, Any]:
+    """Counts of the whole trace and of each tenant. Tenants share no block: the same hash under two tenants is two blocks."""
+    labelled, chains = held.labelled, held.labelled.chains
+    rows, requests = tenant_rows(labelled), chains.requests
+    prompt_tokens = int(chains.prompt_tokens.sum())
+    hit_tokens = int(prefix_tokens(chains, labelled.hit_blocks).sum())
+    span_s = float(chains.ts_us[-1] - chains.ts_us[0]) / 1e6
+    return {
+        "requests": requests,
+        "blocks": chains.blocks,
+        "distinct_blocks": labelled.private[1],
+        "block_size": held.block_size,
+        "ideal_hit_ratio": ideal(int(labelled.hit_blocks.sum()), chains.blocks, hit_tokens, prompt_tokens) if labelled.has_blocks else None,
+        "reported_hit_ratio": ratio(held.reported_hit_tokens, held.reported_prompt_tokens),
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": held.output_tokens if held.outputs else None,
+        "mean_prompt_tokens": ratio(prompt_tokens, requests),
+        "mean_output_tokens": ratio(held.output_tokens, held.outputs),
+        "span_s": span_s,
+        "tenants": rows,
+    }
+
+
+def tenant_rows(labelled: LabelledChains) -> list[dict[str, Any]]:
+    """One line a tenant, by name."""
+    chains, codes = labelled.chains, labelled.tenant
+    ids, distinct = labelled.private
+    owner = np.zeros(distinct, np.int32)
+    owner[ids] = np.repeat(codes, labelled.lengths)
+    count = len(labelled.tenants)
+    sums = [
+        np.bincount(codes, values, minlength=count).astype(np.int64).tolist()
+        for values in (
+            np.ones(codes.size),
+            labelled.lengths,
+            chains.prompt_tokens,
+            labelled.hit_blocks,
+            prefix_tokens(chains, labelled.hit_blocks),
+        )
+    ]
+    apart = np.bincount(owner, minlength=count).tolist()
+    rows = []
+    for code in sorted(range(count), key=lambda code: labelled.tenants[code]):
+        requests, blocks, prompt_tokens, hit_blocks, hit_tokens = (column[code] for column in sums)
+        rows.append(
+            {
+                "tenant": labelled.tenants[code],
+                "assigned": labelled.tenants_assigned,
+                "requests": requests,
+                "blocks": blocks,
+                "distinct_blocks": apart[code],
+                "prompt_tokens": prompt_tokens,
+                "ideal_hit_ratio": ideal(hit_blocks, blocks, hit_tokens, prompt_tokens) if labelled.has_blocks else None,
+            }
+        )
+    return rows
 
 
 def ideal(hit_blocks: int, blocks: int, hit_tokens: int, prompt_tokens: int) -> dict[str, float | None]:
@@ -130,31 +138,23 @@ def ideal(hit_blocks: int, blocks: int, hit_tokens: int, prompt_tokens: int) -> 
     return {"blocks": ratio(hit_blocks, blocks), "tokens": ratio(hit_tokens, prompt_tokens)}
 
 
-def ratio(part: int, whole: int) -> float | None:
-    """part / whole, None where there is no whole."""
-    return part / whole if whole else None
+def tenants_apart(labelled: LabelledChains, cost: tuple[float, float]) -> list[dict[str, Any]]:
+    """The characterisation of each of the largest tenants by itself; empty where there is one alone."""
+    if len(labelled.tenants) == 1:
+        return []
+    sizes = np.bincount(labelled.tenant, minlength=len(labelled.tenants))
+    largest = np.argsort(-sizes, kind="stable")[:MAX_TENANTS].tolist()
+    return [{"tenant": labelled.tenants[code], **characterise(labelled.of_tenant(code), cost)} for code in largest]
 
 
-@click.command()
-@trace_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(as_json: bool, **options: Any) -> None:
-    """Say what a trace holds: load, blocks, and the ideal hit ratio.
-
-    The ideal hit ratio is that of an infinite cache serving the leading run of each prompt that was seen before, tenant by tenant, from
-    input blocks only: an engine that also reuses decoded blocks can exceed it.
-    """
-    trace = TraceInput(**options)
-    profile = TraceProfile()
-    for request in trace.requests("session"):
-        profile.add(request)
-    head = {"trace": trace.name, "format": trace.source.name, "clock": trace.source.clock}
-    result = {**head, **profile.result(trace.source.has_blocks), "bad_records": trace.bad_records}
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        _print(result, clock_note(trace.source))
-    trace.finish()
+@contextmanager
+def trace_steps() -> Iterator[Callable[[str], None]]:
+    """A line on stderr, where that is a terminal, that says what is being worked out."""
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    with Console(stderr=True).status("looking up") as status:
+        yield lambda name: status.update(name.replace("_", " "))
 
 
 def _print(result: dict[str, Any], note: str | None) -> None:
@@ -162,7 +162,7 @@ def _print(result: dict[str, Any], note: str | None) -> None:
     for name, value in result.items():
         if name == "ideal_hit_ratio" and value:
             value = f"blocks {_shown(value['blocks'])}  tokens {_shown(value['tokens'])}  (infinite cache, input blocks only)"
-        if name != "tenants" and value is not None:
+        if name not in ("tenants", "characterisation") and value is not None:
             console.print(f"{name:<20}{_shown(value)}", markup=False)
     if note:
         console.print(f"note: {note}", markup=False)
@@ -173,6 +173,7 @@ def _print(result: dict[str, Any], note: str | None) -> None:
         counts = (row[key] for key in ("requests", "blocks", "distinct_blocks", "prompt_tokens"))
         table.add_row(Text(name), *(_shown(value) for value in (*counts, best["blocks"], best["tokens"])))
     console.print(table)
+    console.print("--report FILE.html or --json: reuse in time and place, sessions, capacity needed, templates", markup=False)
 
 
 def _shown(value: object) -> str:
