@@ -32,6 +32,7 @@ from analytics.fleet.config import prefill_us as prefill_us
 from analytics.fleet.faults import Fault, extent
 from analytics.fleet.result import FleetResult
 from analytics.fleet.routers import RouteRequest, RouterSpec, View
+from analytics.fleet.routing.view import emptied, finished, placed, started
 from analytics.fleet.workload import Workload
 
 EPOCH_US = 1_735_689_600_000_000  # 2025-01-01T00:00:00Z
@@ -80,7 +81,8 @@ class Fleet:
         self._truth = truth.new_truth(len(blocks.hashes), len(workload), size.instances, len(workload.tenants))
         self._with_truth = with_truth
         self._nodes = [_Instance(capacity_blocks=config.capacity_blocks) for _ in range(size.instances)]
-        self._view = View.idle(size.instances, workload.block_size)
+        idle = View.idle(size.instances, workload.block_size, len(workload), (config.cost_a_s, config.cost_b_s))
+        self._view = idle._replace(engine=self._caches.instances, blocks=self._caches.blocks)
         self._known = 0  # instances that exist by now
         self._open = 0  # instances that take requests
         self._default_blocks = config.capacity_blocks
@@ -106,6 +108,8 @@ class Fleet:
         self._arrived = w.arrived_at_us.tolist()
         self._tenant = w.tenant.tolist()
         self._session = w.session.tolist()
+        assert w.category is not None and w.turn is not None  # filled on construction
+        self._category, self._turn = w.category.tolist(), w.turn.tolist()
         self._prompt = w.prompt_tokens.tolist()
         self._start = w.offsets.tolist()
         self._usable = np.minimum(np.diff(w.offsets), np.maximum(w.prompt_tokens - 1, 0) // w.block_size).tolist()
@@ -175,13 +179,15 @@ class Fleet:
         if not self._open:
             self._homeless.append(r)
             return
-        if self._router.needs_hits:
-            cache.leading_runs(self._caches, self._ids, start, self._usable[r], view.hit_blocks)
-        head = int(self._ids[start]) if self._start[r + 1] > start else -1
-        i = self._router.choose(RouteRequest(r, self._tenant[r], self._session[r], self._prompt[r], head), view)
+        cache.leading_runs(self._caches, self._ids, start, self._usable[r], view.hit_blocks)
+        chain = self._ids[start : self._start[r + 1]]
+        head = int(chain[0]) if len(chain) else -1
+        i = self._router.choose(
+            RouteRequest(r, self._tenant[r], self._session[r], self._prompt[r], head, self._category[r], self._turn[r], now, chain), view
+        )
         self._router_of[r] = len(self._routers) - 1
         self._nodes[i].queue.append(r)
-        view.queued_tokens[i] += self._prompt[r]
+        placed.py_func(view, r, i, self._prompt[r])
         self._serve(i, now)
 
     def _serve(self, i: int, now: int) -> None:
@@ -196,7 +202,7 @@ class Fleet:
             if run == cache.BLOCKED:
                 return
             node.queue.popleft()
-            self._view.queued_tokens[i] -= prompt
+            started.py_func(self._view, r, i, prompt, now, run != cache.TOO_BIG)
             hit = max(run, 0) * self.workload.block_size
             busy_us = 0 if run == cache.TOO_BIG else prefill_us(config.cost_a_s, config.cost_b_s, hit, prompt)
             if self._with_truth:
@@ -221,7 +227,6 @@ class Fleet:
         if self.config.store_when == "schedule":
             cache.store(self._caches, i, self._ids, start, run, self._start[r + 1] - start, now, held)
         node.running, node.run_blocks, node.held[r] = r, run, held
-        self._view.running[i], self._view.running_tokens[i] = 1, self._prompt[r]
         self._push(now + busy_us, _FINISH, i, r)
 
     def _finish(self, i: int, r: int, now: int) -> None:
@@ -231,7 +236,8 @@ class Fleet:
             self._make_room(len(node.held[r]))
             cache.store(self._caches, i, self._ids, start, node.run_blocks, self._start[r + 1] - start, now, node.held[r])
         node.running = -1
-        self._view.running[i] = self._view.running_tokens[i] = 0
+        finished.py_func(self._view, r, i)
+        self._router.served(r, now - self._arrived[r])
         if self.config.hold_s > 0:
             hold_us = round(self.config.hold_s * 1e6)
             self._push(now + hold_us, _RELEASE, i, r)
@@ -243,6 +249,7 @@ class Fleet:
 
     def _release(self, i: int, r: int, now: int) -> None:
         held = self._nodes[i].held.pop(r)
+        self._view.held[i] -= 1
         self._make_room(len(held))
         cache.release(self._caches, i, now, held)
         self._serve(i, now)
@@ -303,7 +310,7 @@ class Fleet:
         self._open -= bool(self._view.up[i])
         self._view.up[i] = False
         waiting, node.queue = node.queue, deque()
-        self._view.queued_tokens[i] = 0
+        emptied.py_func(self._view, i, node.running)
         if node.running < 0:
             self._down(i, fault, now)
         for r in waiting:
@@ -315,6 +322,7 @@ class Fleet:
         self._row(i, now, "down", "removal" if fault.kind == "remove" else "restart")
         cache.clear(self._caches, i)
         node.alive, node.closing, node.held = False, None, {}
+        self._view.held[i] = 0
         if not node.removed:
             self._push(now + round(fault.down_s * 1e6), _UP, i, None)
 

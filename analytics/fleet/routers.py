@@ -1,166 +1,63 @@
-"""Routers: which instance a request goes to. `ROUTERS` maps a name to its class; adding one is a class and a line."""
+"""Routers: which instance a request goes to. `ROUTERS` maps a name to its rule; adding one is a kernel, a number and a line.
+
+The rules are kernels (`analytics/fleet/routing/`). The emulator calls one of them request by request through `Router`, the compiled
+replay any of them by number. docs/routers.md compares them.
+"""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-
-class RouteRequest(NamedTuple):
-    """What a router may know of a request.
-
-    `number` is its index in the workload; `session` and `head` (dense id of the first block) are -1 where unknown.
-    """
-
-    number: int
-    tenant: int
-    session: int
-    prompt_tokens: int
-    head: int
+from analytics.fleet.routing import dispatch, learned, own, rules, sticky, trees
+from analytics.fleet.routing.memory import Memory, Needs, Sizes, grown, new_memory
+from analytics.fleet.routing.view import RouteRequest as RouteRequest
+from analytics.fleet.routing.view import View as View
 
 
-@dataclass(slots=True)
-class View:
-    """The fleet as a router sees it: arrays over instances, live (the emulator updates them in place).
+@dataclass(frozen=True)
+class Rule:
+    """A router's kernel, its number in `routing/dispatch.py`, its parameters with defaults and what it has to remember."""
 
-    `queued_tokens` are prompt tokens that wait, `running_tokens` those of the prefill that runs (`running` is 0 or 1). `hit_blocks` is
-    the request's leading run on each instance, filled in only for routers with `needs_hits`.
-    """
-
-    up: npt.NDArray[np.bool_]
-    queued_tokens: npt.NDArray[np.int64]
-    running_tokens: npt.NDArray[np.int64]
-    running: npt.NDArray[np.int64]
-    hit_blocks: npt.NDArray[np.int64]
-    capacity_blocks: npt.NDArray[np.int64]
-    block_size: int = 1
-
-    @classmethod
-    def idle(cls, instances: int, block_size: int) -> View:
-        """A fleet of instances that are not up yet."""
-        zeros = [np.zeros(instances, np.int64) for _ in range(5)]
-        return cls(np.zeros(instances, bool), zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], block_size)
+    code: int
+    kernel: Callable[..., int]
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    needs: Needs = Needs()
 
     @property
-    def load_tokens(self) -> npt.NDArray[np.int64]:
-        """Prompt tokens placed on each instance and not yet prefilled."""
-        return self.queued_tokens + self.running_tokens
+    def doc(self) -> str:
+        """Rule and source."""
+        return inspect.getdoc(getattr(self.kernel, "py_func", self.kernel)) or ""
 
 
-class Router(Protocol):
-    """`choose` returns the index of an instance that is up; the caller makes sure that there is one."""
+_STICKY = Rule(dispatch.SESSION_STICKY, sticky.session_sticky, {"limit": 2.0}, Needs(homes=True))
 
-    needs_hits: ClassVar[bool]
-
-    def choose(self, request: RouteRequest, view: View) -> int: ...
-
-
-class _LeastScore:
-    """Least score wins; equals take turns, from a seeded start, so that an idle fleet fills evenly."""
-
-    needs_hits: ClassVar[bool] = False
-
-    def __init__(self, seed: int = 0) -> None:
-        self._last = random.Random(seed).randrange(1 << 16)
-
-    def _least(self, score: npt.NDArray[Any], up: npt.NDArray[np.bool_]) -> int:
-        scores = score.tolist()
-        lowest, n = float("inf"), len(scores)
-        best = -1
-        for step in range(1, n + 1):
-            i = (self._last + step) % n
-            if scores[i] < lowest and up[i]:
-                lowest, best = scores[i], i
-        self._last = best
-        return best
-
-
-class WeightedSum(_LeastScore):
-    """Least `w * (1 - hit ratio) + (1 - w) * load / largest load`: the fixed weighted sum that most gateways use.
-
-    `w` is the cache weight, 0 to 1: with 1 only hits count, with 0 only load. Raises `ValueError` for others.
-    """
-
-    needs_hits: ClassVar[bool] = True
-
-    def __init__(self, seed: int = 0, w: float = 0.7) -> None:
-        super().__init__(seed)
-        if not 0.0 <= w <= 1.0:
-            raise ValueError("w must lie in 0..1")
-        self.w = w
-
-    def choose(self, request: RouteRequest, view: View) -> int:
-        load = view.load_tokens
-        heaviest = int(load[view.up].max())
-        score = (-self.w * view.block_size / max(request.prompt_tokens, 1)) * view.hit_blocks
-        if heaviest:
-            score = score + ((1.0 - self.w) / heaviest) * load
-        return self._least(score, view.up)
-
-
-class LeastLoad(_LeastScore):
-    """The instance with the fewest prompt tokens waiting or running."""
-
-    def choose(self, request: RouteRequest, view: View) -> int:
-        return self._least(view.load_tokens, view.up)
-
-
-class SessionAffinity(_LeastScore):
-    """A session stays where its first request went (least load then); without a session, tenant and first block stand for one.
-
-    A session whose instance is not up is placed anew and stays there.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-        self._home: dict[tuple[int, int], int] = {}
-
-    def choose(self, request: RouteRequest, view: View) -> int:
-        key = (-1, request.session) if request.session >= 0 else (request.tenant, request.head)
-        home = self._home.get(key, -1)
-        if home < 0 or not view.up[home]:
-            home = self._least(view.load_tokens, view.up)
-            self._home[key] = home
-        return home
-
-
-class Random:
-    """Any instance that is up, all alike."""
-
-    needs_hits: ClassVar[bool] = False
-
-    def __init__(self, seed: int = 0) -> None:
-        self._rng = random.Random(seed)
-
-    def choose(self, request: RouteRequest, view: View) -> int:
-        up = np.flatnonzero(view.up).tolist()
-        return int(up[self._rng.randrange(len(up))])
-
-
-class RoundRobin:
-    """The instances that are up, in turn."""
-
-    needs_hits: ClassVar[bool] = False
-
-    def __init__(self, seed: int = 0) -> None:
-        self._last = -1
-
-    def choose(self, request: RouteRequest, view: View) -> int:
-        up = np.flatnonzero(view.up).tolist()
-        self._last = next((i for i in up if i > self._last), up[0])
-        return self._last
-
-
-ROUTERS: dict[str, type[WeightedSum] | type[LeastLoad] | type[SessionAffinity] | type[Random] | type[RoundRobin]] = {
-    "weighted_sum": WeightedSum,
-    "session_affinity": SessionAffinity,
-    "least_load": LeastLoad,
-    "random": Random,
-    "round_robin": RoundRobin,
+ROUTERS: dict[str, Rule] = {
+    "weighted_sum": Rule(dispatch.WEIGHTED_SUM, rules.weighted_sum, {"w": 0.7}),
+    "session_affinity": replace(_STICKY, defaults={"limit": math.inf}),
+    "session_sticky": _STICKY,
+    "least_load": Rule(dispatch.LEAST_LOAD, rules.least_load),
+    "random": Rule(dispatch.RANDOM, rules.any_at_random),
+    "round_robin": Rule(dispatch.ROUND_ROBIN, rules.round_robin),
+    "sglang_cache_aware": Rule(
+        dispatch.SGLANG,
+        trees.sglang_cache_aware,
+        {"abs_threshold": 64.0, "rel_threshold": 1.5, "cache_threshold": 0.3, "max_tree_tokens": float(1 << 24)},
+        Needs(trees=True),
+    ),
+    "llm_d": Rule(dispatch.LLM_D, rules.llm_d, {"queue": 2.0, "kv": 2.0, "prefix": 3.0}),
+    "dynamo": Rule(dispatch.DYNAMO, rules.dynamo, {"prefill_load_scale": 1.0}),
+    "preble_e2": Rule(dispatch.PREBLE, trees.preble_e2, {"window_s": 180.0, "rebalance": 1.5}, Needs(window=True)),
+    "mooncake": Rule(dispatch.MOONCAKE, rules.mooncake),
+    "lmetric": Rule(dispatch.LMETRIC, sticky.lmetric, {}, Needs(classes=True, window=True)),
+    "lmetric_prefill": Rule(dispatch.LMETRIC_PREFILL, rules.lmetric_prefill),
+    "smetric": Rule(dispatch.SMETRIC, sticky.smetric, {}, Needs(homes=True)),
+    "pythia": Rule(dispatch.PYTHIA, sticky.pythia, {}, Needs(homes=True, classes=True, window=True)),
+    "lodestar": Rule(dispatch.LODESTAR, learned.lodestar, {"explore": 0.1}, Needs(learner=True)),
+    "kvtide": Rule(dispatch.KVTIDE, own.kvtide, {}, Needs(curves=True)),
 }
 
 
@@ -175,12 +72,71 @@ class RouterSpec:
         if self.name not in ROUTERS:
             raise ValueError(f"unknown router {self.name!r}, have {', '.join(ROUTERS)}")
 
+    @property
+    def rule(self) -> Rule:
+        return ROUTERS[self.name]
+
+    def values(self) -> tuple[float, ...]:
+        """Parameters in the kernel's order. Raises `ValueError` for one that the router does not have, or out of range."""
+        defaults = self.rule.defaults
+        unknown = set(self.params) - set(defaults)
+        if unknown:
+            raise ValueError(f"{self.name} has no parameter {', '.join(sorted(unknown))}, it has {', '.join(defaults) or 'none'}")
+        values = {**defaults, **self.params}
+        if not 0.0 <= values.get("w", 0.0) <= 1.0:
+            raise ValueError("w must lie in 0..1")
+        if any(math.isnan(value) or value < 0 for value in values.values()):
+            raise ValueError("router parameters must not be negative")
+        return tuple(float(value) for value in values.values())
+
+    def memory(self, instances: int, seed: int, sizes: Sizes | None = None) -> Memory:
+        """What the router starts with; its ties and draws depend on `seed` only."""
+        return new_memory(instances, seed, self.values(), self.rule.needs, sizes or Sizes())
+
     def build(self, seed: int) -> Router:
-        """A fresh router; its ties and draws depend on `seed` only."""
-        return ROUTERS[self.name](seed=seed, **self.params)
+        """A fresh router for calls request by request. Raises `ValueError` for wrong parameters."""
+        return Router(self, seed)
 
     @property
     def label(self) -> str:
         """Name with parameters, as it stands in the events: `weighted_sum(w=0.7)`."""
         inside = ",".join(f"{name}={value:g}" for name, value in sorted(self.params.items()))
         return f"{self.name}({inside})" if inside else self.name
+
+
+class Router:
+    """One router at work. It learns the number of instances, sessions and blocks as requests come."""
+
+    def __init__(self, spec: RouterSpec, seed: int) -> None:
+        self._rule, self._spec, self._seed = spec.rule, spec, seed
+        spec.values()
+        self._sizes = Sizes()
+        self._memory: Memory | None = None
+
+    def choose(self, request: RouteRequest, view: View) -> int:
+        """Index of an instance that is up; the caller makes sure that there is one."""
+        if self._memory is None:
+            self._memory = self._spec.memory(len(view.up), self._seed)
+        needs = self._rule.needs
+        highest = int(request.chain.max()) if len(request.chain) and (needs.trees or needs.curves) else -1
+        sizes = Sizes(request.number + 1, max(request.session, request.head, request.tenant) + 1, highest + 1)
+        if sizes != self._sizes:
+            self._memory, self._sizes = grown(self._memory, needs, sizes), sizes
+        return int(self._rule.kernel(request, view, self._memory))
+
+    def served(self, number: int, ttft_us: int) -> None:
+        """Request `number`, placed by this router or the one before it, had its first token after `ttft_us`."""
+        if self._rule.needs.learner and self._memory is not None and number < len(self._memory.features):
+            learned.learn_ttft(number, ttft_us, self._memory)
+
+    def explain(self) -> list[dict[str, float]]:
+        """Terms of the last decision for each instance, in seconds; empty for routers that do not add up seconds."""
+        if self._spec.name != "kvtide" or self._memory is None:
+            return []
+        return [dict(zip(own.TERM_NAMES, row.tolist(), strict=False)) for row in self._memory.terms]
+
+
+def describe(name: str) -> str:
+    """First sentence of a router's rule. Raises `KeyError` for an unknown name."""
+    text: Any = ROUTERS[name].doc
+    return str(text.split("\n\n")[0])
