@@ -239,8 +239,9 @@ def test_sql_document_lists_every_table_view_column_and_query(store: Store) -> N
     # A view with parameters has columns only where it has values.
     between = "from = '2025-01-01 00:00:00', to = '2025-01-02 00:00:00'"
     for view, arguments in {
-        "mrc": f"tenant = '', {between}, scope = ''",
-        "capacity_value": f"tenant = '', {between}, scope = '', a_s = 1, b_s = 1, block_bytes = 1",
+        "mrc": f"tenant = '', {between}, weight = 'cost'",
+        "mrc_placed": f"tenant = '', {between}, weight = 'cost'",
+        "capacity_value": f"tenant = '', {between}, scope = 'fleet', a_s = 1, b_s = 1, block_bytes = 1",
         "working_set": f"tenant = '', {between}",
         "pooled_curve": f"instance = '', {between}",
     }.items():

@@ -27,6 +27,7 @@ LANDED = {
     "0004_state": "6a30c25c4ec52067",
     "0005_views": "93ef420a2fd79446",
     "0006_value_views": "9c74cf74b4745f15",
+    "0007_weighted_mrc": "fc1e8821d1af01be",
 }
 
 COLUMNS = {
@@ -271,24 +272,35 @@ def test_mrc_equals_the_curve_counted_by_hand(store: Store) -> None:
         ],
         REUSE,
     )
-    insert(store, "traffic_1m", [{"window_start": M0, "tenant": "a", "prompt_tokens": 15 * 16 + 25}], TRAFFIC)
-    curve = store.query(
-        "SELECT * FROM mrc(tenant = 'a', from = {from:DateTime('UTC')}, to = {to:DateTime('UTC')}, scope = 'fleet')", **RANGE
-    )
-    assert curve.column("capacity_blocks").to_pylist() == [0, 1, 3, 16]
-    assert curve.column("hit_blocks").to_pylist() == [0, 4, 6, 9]
-    assert curve.column("hit_positions").to_pylist() == [0, 2, 5, 14]
-    assert set(curve.column("blocks").to_pylist()) == {15} and set(curve.column("positions").to_pylist()) == {29}
-    assert curve.column("hit_ratio_blocks").to_pylist() == [0.0, 4 / 15, 6 / 15, 9 / 15]
-    assert curve.column("hit_ratio_tokens").to_pylist() == [0.0, 4 * 16 / 265, 6 * 16 / 265, 9 * 16 / 265]
-    placed = store.named("capacity_curve", tenant="a", scope="placed").to_pylist()
-    assert [(r["instance"], r["capacity_blocks"], r["hit_blocks"], r["blocks"]) for r in placed] == [("i0", 1, 1000, 1000)]
+    insert(store, "cause_1m", [{"window_start": M0, "tenant": "a", "cause": c, "tokens": n, "token_context": n * 10.0}
+                               for c, n in (("hit", 15 * 16), ("granularity", 25))], CAUSE)  # fmt: skip
+    curves = {
+        weight: store.query(
+            "SELECT * FROM mrc(tenant = 'a', from = {from:DateTime('UTC')}, to = {to:DateTime('UTC')}, weight = {weight:String})",
+            weight=weight,
+            **RANGE,
+        ).to_pydict()
+        for weight in ("blocks", "tokens", "cost")
+    }
+    seconds = [0.0, *(4e-5 * 16 * n + 4e-9 * 256 * (spots + n / 2) for n, spots in ((4, 2), (6, 5), (9, 14)))]
+    for weight, hits, asked in (
+        ("blocks", [0, 4, 6, 9], 15),
+        ("tokens", [0, 64, 96, 144], 265),
+        ("cost", seconds, 4e-5 * 265 + 4e-9 * 2650),
+    ):
+        curve = curves[weight]
+        assert curve["capacity_blocks"] == [0, 1, 3, 16]
+        assert curve["hits"] == pytest.approx(hits, rel=1e-12) and curve["asked"] == pytest.approx([asked] * 4, rel=1e-12)
+        assert curve["hit_ratio"] == pytest.approx([value / asked for value in hits], rel=1e-12)
+    placed = store.named("capacity_curve_placed", tenant="a").to_pylist()
+    assert [(r["instance"], r["capacity_blocks"], r["hits"], r["asked"]) for r in placed] == [("i0", 1, 1000, 1000)]
 
 
-def test_mrc_without_traffic_counts_block_tokens(store: Store) -> None:
+@pytest.mark.parametrize("weight", ["blocks", "tokens", "cost"])
+def test_mrc_without_prompts_counts_block_tokens(store: Store, weight: str) -> None:
     insert(store, "reuse_1m", [{"distance_from": 0, "distance_to": 1, "blocks": 1}, {"kind": "cold", "blocks": 3}], REUSE)
-    rows = store.named("capacity_curve", tenant="a").to_pylist()
-    assert [(r["capacity_blocks"], r["hit_ratio_blocks"], r["hit_ratio_tokens"]) for r in rows] == [(0, 0.0, 0.0), (1, 0.25, 0.25)]
+    rows = store.named("capacity_curve", tenant="a", weight=weight).to_pylist()
+    assert [(r["capacity_blocks"], r["hit_ratio"]) for r in rows] == [(0, 0.0), (1, pytest.approx(0.25))]
 
 
 @settings(max_examples=15, deadline=None)
@@ -309,8 +321,8 @@ def test_mrc_equals_direct_counting(store_folder: Any, seed: int) -> None:
         insert(store, "reuse_1m", [row for row in rows if row["blocks"]] + [{"kind": "cold", "blocks": cold}], REUSE)
         for point in store.named("capacity_curve", tenant="a").to_pylist():
             hits = int((distances < point["capacity_blocks"]).sum())
-            assert point["hit_blocks"] == hits
-            assert point["hit_ratio_blocks"] == hits / (len(distances) + cold)
+            assert point["hits"] == hits
+            assert point["hit_ratio"] == hits / (len(distances) + cold)
 
 
 def test_request_queries(filled: Store) -> None:

@@ -339,12 +339,12 @@ def test_migrate_runs_each_migration_once(store_url: str) -> None:
 def test_a_migration_that_died_half_way_is_completed(store: Store) -> None:
     last = store.applied()[-1]
     store.command(f"ALTER TABLE schema_migrations DELETE WHERE number = {last['number']} SETTINGS mutations_sync = 2")
-    store.command("DROP VIEW pooled_curve")
+    store.command("DROP VIEW mrc_placed")
     assert store.pending() == [f"{last['number']:04d}_{last['name']}"]
     store.command("ALTER TABLE schema_migrations MODIFY SETTING non_replicated_deduplication_window = 0")
     store.migrate()
     between = "from = '2025-01-01 00:00:00', to = '2025-01-02 00:00:00'"
-    assert store.rows(f"SELECT * FROM pooled_curve(instance = 'p0', {between})") == []
+    assert store.rows(f"SELECT * FROM mrc_placed(tenant = 'a', {between}, weight = 'cost')") == []
 
 
 @pytest.mark.parametrize(
