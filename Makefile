@@ -16,6 +16,11 @@ $(VENV)/.ready: requirements.lock pyproject.toml | python
 	$(PIP) -e .
 	@touch $@
 
+# libcachesim (GPL) is a reference of the bench and its tests alone. It has wheels for Linux on x86-64 only: elsewhere those tests skip.
+$(VENV)/.peer: $(VENV)/.ready
+	@$(PIP) --only-binary :all: libcachesim==0.3.5 || echo "libcachesim cannot be had here; tests beside it will be skipped" >&2
+	@touch $@
+
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  found=$$($(PYTHON) --version 2>/dev/null || echo "not on the PATH"); \
@@ -38,10 +43,10 @@ check: setup
 	$(PY) -m ruff check .
 	$(PY) -m mypy analytics streams ingest kvtide sql
 
-test: check
+test: check $(VENV)/.peer
 	$(PY) -m pytest -n 2 --dist loadfile
 
-bench: setup
+bench: setup $(VENV)/.peer
 	$(VENV)/bin/kvtide bench all --json
 
 clean:

@@ -1,33 +1,73 @@
-"""The run-level exact stack beside per-block references on a real trace with 64-token blocks, in one process on the same arrays."""
+"""The run-level exact stack beside every reference, on a real trace with 64-token blocks, in one process on the same arrays.
+
+Figures are processor seconds, all warm: each piece of work was compiled and run once on a prefix before. Ratios are of one run.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba as nb
 import numpy as np
+import numpy.typing as npt
 
+from analytics.curve import Curve
 from analytics.estimators import ESTIMATORS
+from analytics.policies import POLICIES
 from analytics.reuse.chains import ChainBuilder, ChainColumns, densify
 from analytics.reuse.olken import olken_distances
-from analytics.reuse.run_exact import RunStack
+from analytics.reuse.run_exact import Runs, RunStack
+from bench.peers import libcachesim, lru_passes
+from bench.scaling import scaling
+from bench.timing import Took, best_of, machine, peak_rss_bytes, rss_bytes
 from ingest.errors import UsageError
 from ingest.sources import read_trace
 
-WEKA = Path(__file__).parent.parent.parent / "shared" / "traces" / "weka-claude-code" / "traces_710.tar.zst"
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+TRACES = Path(__file__).parent.parent.parent / "shared" / "traces"
+WEKA = TRACES / "weka-claude-code" / "traces_710.tar.zst"
+CONVERSATION = TRACES / "mooncake" / "conversation_trace.jsonl.zst"
+
+PREFIX_BLOCKS = 4_000_000  # libcachesim and the estimators see this much of the trace; the whole takes libcachesim 20 passes of 94 M blocks
+SCALING_BLOCKS = 3_000_000
+STEP_REQUESTS = 4096
+SIZES_OF_A_CURVE = 20
+GRID_POINTS = 40
+SIMULATED = {"minisim": "lru", "kosmo": "lfu"}  # estimators of a policy, and the one that they take where none is named
+GOES = {"run_exact": 7, "run_exact_without_merging": 7, "olken": 2, "densify": 2, "copy": 7, "compare": 7}
+TARGETS = {"run_exact_over_olken": 20.0, "run_exact_over_libcachesim": 200.0, "merging_over_none": 1.5}
 
 
 def run(trace: str | None = None, limit: int | None = None) -> dict[str, Any]:
-    """Blocks per second of the run-level stack and of per-block Olken on a WEKA archive; all of it unless `limit` says less.
+    """Speed, memory and limits of the exact curve on a WEKA archive, or a Mooncake trace where the name holds `.jsonl`.
 
-    Raises `UsageError` when the trace is not there.
+    All of the trace unless `limit` says less; libcachesim and the estimators see its first `PREFIX_BLOCKS`. `kvtide bench --help` says
+    what the keys mean. Raises `UsageError` when the trace or libcachesim is not there. Cost: some 4 GB for the whole archive and 2 minutes.
     """
     path = Path(trace) if trace else WEKA
     if not path.exists():
         raise UsageError(f"{path} is not there; name a WEKA archive with --trace PATH")
-    return run_exact_beside_olken(path, "weka", limit, goes=2)
+    libcachesim()
+    chains = load(path, "mooncake" if ".jsonl" in path.name else "weka", limit)
+    prefix = first_blocks(chains, PREFIX_BLOCKS)
+    result = {"trace": path.name, "block_size": chains.block_size, **machine(), **speeds(chains)}
+    peer = beside_libcachesim(prefix)
+    result["libcachesim"] = peer
+    result["ratios"]["run_exact_over_libcachesim"] = peer["ratio"]
+    result["targets"] = TARGETS
+    result["estimators"] = whole_curves(prefix)
+    copied = {path.name: first_blocks(chains, SCALING_BLOCKS)}
+    if CONVERSATION.exists() and path != CONVERSATION:
+        copied[CONVERSATION.name] = load(CONVERSATION, "mooncake", limit)
+    result["scaling"] = scaling(copied)
+    result["memory"]["peak_rss_bytes"] = peak_rss_bytes()
+    return result
 
 
 def load(path: Path = WEKA, format: str = "weka", limit: int | None = None) -> ChainColumns:
@@ -39,54 +79,160 @@ def load(path: Path = WEKA, format: str = "weka", limit: int | None = None) -> C
     return (builder or ChainBuilder(1)).build()
 
 
-def run_exact_beside_olken(path: Path = WEKA, format: str = "weka", limit: int | None = 8000, goes: int = 3) -> dict[str, Any]:
-    """Blocks per second of `RunStack.touch` and of per-block Olken on dense ids (dense beforehand, so in the reference's favour).
+def first_blocks(chains: ChainColumns, blocks: int) -> ChainColumns:
+    """The leading requests that hold at most so many blocks, one request at least."""
+    return chains.slice(0, max(int(np.searchsorted(chains.offsets, blocks, side="right")) - 1, 1))
 
-    Both are compiled before, both start empty, the best of `goes` counts; the distances are compared block by block. `limit` requests of
-    the trace are read (None: all).
-    """
-    chains = load(path, format, limit)
+
+def speeds(chains: ChainColumns) -> dict[str, Any]:
+    """Speeds of the stack with and without merging, of per-block Olken, and of copying and comparing the same bytes; ratios; memory."""
+    stacks: dict[str, RunStack] = {}
+    runs: dict[str, Runs] = {}
+
+    def touch(name: str, merge: bool, part: ChainColumns = chains) -> None:
+        stacks[name] = RunStack(merge=merge)
+        runs[name] = stacks[name].touch(part.ts_us, part.offsets, part.hashes)
+
+    touch("run_exact", True, chains.slice(0, 8))
+    before = rss_bytes()
+    touch("run_exact", True)
+    grown = rss_bytes() - before
     ids, distinct = densify(chains.hashes)
-
-    def by_run(part: ChainColumns = chains) -> RunStack:
-        stack = RunStack()
-        stack.touch(part.ts_us, part.offsets, part.hashes)
-        return stack
-
-    by_run(chains.slice(0, 8))
     olken_distances(chains.ts_us[:8], chains.offsets[:9], ids, distinct)
-    run_s, olken_s = best_s(by_run, goes), best_s(lambda: olken_distances(chains.ts_us, chains.offsets, ids, distinct), goes)
-    densify_s = best_s(lambda: densify(chains.hashes), goes)
-    runs = RunStack().touch(chains.ts_us, chains.offsets, chains.hashes)
-    same = np.array_equal(runs.per_block()[0], olken_distances(chains.ts_us, chains.offsets, ids, distinct)[0])
+    target = chains.hashes.copy()
+    _differ(target, chains.hashes)
+    works: dict[str, Callable[[], object]] = {
+        "run_exact": lambda: touch("run_exact", True),
+        "run_exact_without_merging": lambda: touch("run_exact_without_merging", False),
+        "olken": lambda: olken_distances(chains.ts_us, chains.offsets, ids, distinct),
+        "densify": lambda: densify(chains.hashes),
+        "copy": lambda: np.copyto(target, chains.hashes),
+        "compare": lambda: _differ(target, chains.hashes),
+    }
+    best = best_of(works, GOES)
     return {
-        "trace": path.name,
         "requests": chains.requests,
         "blocks": chains.blocks,
         "distinct_blocks": distinct,
-        "runs_per_request": len(runs) / max(chains.requests, 1),
-        "run_exact_blocks_per_second": chains.blocks / run_s,
-        "olken_blocks_per_second": chains.blocks / olken_s,
-        "olken_with_hashing_blocks_per_second": chains.blocks / (olken_s + densify_s),
-        "ratio": olken_s / run_s,
-        "same_distances": bool(same),
+        "runs_per_request": len(runs["run_exact"]) / max(chains.requests, 1),
+        "same_distances": _all_agree(list(runs.values()), chains, ids, distinct),
+        "speeds": _table(best, chains.blocks),
+        "ratios": _ratios(best),
+        "limits": _limits(best, chains.blocks),
+        "memory": {**_memory(stacks, runs["run_exact"], chains, distinct), "rss_growth_of_run_exact_bytes": grown},
     }
 
 
-def whole_curves(chains: ChainColumns, goes: int = 3) -> dict[str, float]:
-    """Blocks per second of every registered estimator from hashes to curve, compiled before."""
-    out = {}
+def _table(best: dict[str, Took], blocks: int) -> dict[str, Any]:
+    """Speeds, Olken also with the hashing that it needs before."""
+    kept = {name: best[name] for name in ("run_exact", "run_exact_without_merging", "olken")}
+    kept["olken_with_hashing"] = best["olken"] + best["densify"]
+    return {name: {**seconds.speed(blocks), "goes": GOES[name.removesuffix("_with_hashing")]} for name, seconds in kept.items()}
+
+
+def _ratios(best: dict[str, Took]) -> dict[str, float]:
+    """How many times faster the stack is than each reference, by processor seconds; `_user`: by those outside the kernel."""
+    ours, olken = best["run_exact"], best["olken"]
+    return {
+        "run_exact_over_olken": olken.cpu_s / ours.cpu_s,
+        "run_exact_over_olken_user": olken.user_s / ours.user_s,
+        "run_exact_over_olken_with_hashing": (olken.cpu_s + best["densify"].cpu_s) / ours.cpu_s,
+        "merging_over_none": best["run_exact_without_merging"].cpu_s / ours.cpu_s,
+        "merging_over_none_user": best["run_exact_without_merging"].user_s / ours.user_s,
+    }
+
+
+def _limits(best: dict[str, Took], blocks: int) -> dict[str, Any]:
+    """What the memory allows: the same hash bytes copied (counted once) and compared, into or with an array that is resident already."""
+    limits: dict[str, Any] = {}
+    for name in ("copy", "compare"):
+        limits[name] = {
+            "gigabytes_per_second": 8e-9 * blocks / best[name].cpu_s,
+            "blocks_per_second": blocks / best[name].cpu_s,
+            "run_exact_share": best[name].cpu_s / best["run_exact"].cpu_s,
+            "run_exact_share_user": best[name].user_s / best["run_exact"].user_s,
+        }
+    return limits
+
+
+def _memory(stacks: dict[str, RunStack], runs: Runs, chains: ChainColumns, distinct: int) -> dict[str, Any]:
+    """Bytes held at the end of the trace. Olken: tree and owners by slot, last slot and time by block; beside it two columns of answers."""
+    slots = 2 * distinct + int(np.diff(chains.offsets).max(initial=0)) + 1
+    columns = (runs.request, runs.position, runs.length, runs.distance, runs.age_us, runs.beyond)
+    return {
+        "hashes_bytes": chains.hashes.nbytes,
+        "run_exact_bytes": stacks["run_exact"].nbytes,
+        "run_exact_without_merging_bytes": stacks["run_exact_without_merging"].nbytes,
+        "run_exact_answers_bytes": sum(column.nbytes for column in columns),
+        "olken_bytes": 8 * slots + 12 * distinct,
+        "olken_ids_bytes": 4 * chains.blocks,
+        "olken_answers_bytes": 16 * chains.blocks,
+    }
+
+
+def _all_agree(answers: list[Runs], chains: ChainColumns, ids: I32, distinct: int) -> bool:
+    """Whether distance and age of every block are Olken's. Compared a step of requests at a time, so that no columns a block pile up."""
+    right = olken_distances(chains.ts_us, chains.offsets, ids, distinct)
+    for start in range(0, chains.requests, STEP_REQUESTS):
+        stop = min(start + STEP_REQUESTS, chains.requests)
+        blocks = slice(chains.offsets[start], chains.offsets[stop])
+        for runs in answers:
+            if not all(np.array_equal(ours, olken[blocks]) for ours, olken in zip(_of(runs, start, stop).per_block(), right, strict=True)):
+                return False
+    return True
+
+
+def _of(runs: Runs, start: int, stop: int) -> Runs:
+    """The runs of requests start..stop."""
+    rows = slice(*np.searchsorted(runs.request, [start, stop]))
+    return Runs(runs.request[rows], runs.position[rows], runs.length[rows], runs.distance[rows], runs.age_us[rows], runs.beyond[rows])
+
+
+@nb.njit(cache=True, nogil=True)
+def _differ(a: U64, b: U64) -> np.uint64:
+    bits = np.uint64(0)
+    for i in range(a.size):
+        bits |= a[i] ^ b[i]
+    return bits
+
+
+def beside_libcachesim(chains: ChainColumns, sizes: int = SIZES_OF_A_CURVE) -> dict[str, Any]:
+    """`lru_passes` at log-spaced sizes from a thousandth of the distinct blocks to all of them, and the stack on the same blocks."""
+    runs = best_of({"run_exact": lambda: RunStack().touch(chains.ts_us, chains.offsets, chains.hashes)}, {"run_exact": GOES["run_exact"]})
+    passes = lru_passes(chains, capacity_grid(densify(chains.hashes)[1], sizes))
+    ours = runs["run_exact"].speed(chains.blocks)
+    return {"requests": chains.requests, **passes, "run_exact_blocks_per_second": ours["blocks_per_second"],
+            "ratio": ours["blocks_per_second"] / passes["blocks_per_second"], **machine()}  # fmt: skip
+
+
+def capacity_grid(distinct: int, points: int = GRID_POINTS) -> I64:
+    """Capacities in blocks, log-spaced from a thousandth of the distinct blocks to all of them; fewer where they round to the same."""
+    return np.unique(np.geomspace(max(distinct / 1000, 1), max(distinct, 1), points).round().astype(np.int64))
+
+
+def whole_curves(chains: ChainColumns) -> dict[str, Any]:
+    """Blocks per second of every registered estimator from hashes to curve, compiled before, and its mean error on `capacity_grid`.
+
+    The truth is the exact leaf-first LRU curve; for estimators of a policy, block by block in forward order, full simulation of it.
+    """
+    ids, distinct = densify(chains.hashes)
+    grid = capacity_grid(distinct)
+    exact = ESTIMATORS["run_exact"](chains).hit_ratio(grid)
+    out: dict[str, Any] = {"blocks": chains.blocks, "grid": f"{grid.size} capacities, log-spaced {grid[0]} to {grid[-1]} blocks"}
     for name, estimate in ESTIMATORS.items():
-        estimate(chains.slice(0, 8))
-        out[name] = chains.blocks / best_s(lambda estimate=estimate: estimate(chains), goes)  # type: ignore[misc]
+        estimate(chains.slice(0, 32))
+        curves: list[Curve] = []
+        seconds = best_of({name: lambda estimate=estimate, curves=curves: curves.append(estimate(chains))}, {name: 2})[name]  # type: ignore[misc]
+        policy = SIMULATED.get(name)
+        truth = exact if policy is None else np.array([POLICIES[policy](ids, distinct, size).mean() for size in grid.tolist()])
+        out[name] = {
+            **seconds.speed(chains.blocks),
+            "mae": float(np.abs(curves[0].hit_ratio(grid) - truth).mean()),
+            "against": f"full {policy} simulation" if policy else "exact LRU",
+        }
     return out
 
 
-def best_s(work: Callable[[], object], goes: int) -> float:
-    """Seconds of the fastest of several goes."""
-    seconds = []
-    for _ in range(goes):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+def run_exact_beside_olken(path: Path = WEKA, format: str = "weka", limit: int | None = 8000) -> dict[str, Any]:
+    """`speeds` of the first `limit` requests of a trace (None: all)."""
+    return {"trace": path.name, **speeds(load(path, format, limit))}
