@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from kvtide.charts import BLUE, GREEN, GREY, ORANGE
 
 COLOURS = (BLUE, ORANGE, GREEN, GREY)
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 360, 220, 44, 28, 40, 12
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 360, 224, 44, 38, 40, 12
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ def figure(panel: Panel) -> go.Figure:
         else:
             drawn.add_scatter(x=list(panel.x), y=y, name=name, mode="lines", line={"color": colour, "width": 2.2})
     drawn.update_xaxes(title_text=panel.x_title, type="category" if panel.bars else "log" if panel.log_x else "linear", automargin=True)
+    if panel.log_x:
+        drawn.update_xaxes(dtick=1, exponentformat="power")
     drawn.update_yaxes(title_text=panel.y_title, rangemode="tozero")
     drawn.update_layout(height=300, showlegend=len(panel.series) > 1, barmode="group", hovermode="x unified")
     return drawn
@@ -128,14 +130,15 @@ def _panel_svg(panel: Panel) -> list[str]:
     step = _step(top)
     top = step * np.ceil(top / step - 1e-9)
     right, floor = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    parts = [_text(_LEFT, 14, panel.title, "start", "bold"), _text(_LEFT - 34, 24, panel.y_title, "start")]
+    parts = [_text(_LEFT, 14, panel.title, "start", "bold"), _text(_LEFT - 34, 28, panel.y_title, "start", fill="#5d6878")]
     for value in np.arange(0, top + step / 2, step):
         y = floor - (floor - _TOP) * value / top
         parts += [f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="#dde2e8"/>', _text(_LEFT - 4, y + 3, f"{value:g}", "end")]
     parts += _bars(panel, top, right, floor) if panel.bars else _lines(panel, top, right, floor)
     for k, (name, colour) in enumerate(zip(panel.series, COLOURS, strict=False)):
         if len(panel.series) > 1:
-            parts.append(_text(right - 4, _TOP + 10 + 12 * k, name, "end", fill=colour))
+            x, anchor = (right - 4, "end") if panel.bars else (_LEFT + 6, "start")
+            parts.append(_text(x, _TOP + 10 + 12 * k, name, anchor, fill=colour))
     return [*parts, _text((_LEFT + right) / 2, _HEIGHT - 4, panel.x_title, "middle")]
 
 

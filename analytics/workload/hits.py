@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analytics.curve import Curve
-from analytics.workload.labels import LabelledChains, Links, group_counts, group_hits, leading_blocks, links, prefix_tokens
+from analytics.workload.labels import LabelledChains, Links, Touches, group_counts, group_hits, leading_blocks, links, prefix_tokens
 from analytics.workload.measures import fewest_share, ratio, top_share
 
 I64 = npt.NDArray[np.int64]
@@ -48,14 +48,13 @@ def one_touch(counts: npt.NDArray[np.int32], blocks: int) -> dict[str, Any]:
     }
 
 
-def skew(trace: LabelledChains, counts: npt.NDArray[np.int32]) -> dict[str, Any]:
-    """How unevenly reuse falls: on blocks, on the requests that get it, on the requests whose KV is used again, and on sessions.
+def skew(trace: LabelledChains, touched: Touches) -> dict[str, Any]:
+    """How unevenly reuse falls: on blocks, on the requests that get it, on those that made the blocks (touched them first), on sessions.
 
     Source: KVCache in the Wild (ATC'25): 10 % of the blocks give 77 % of the reuses.
     """
-    reuses = counts - 1
-    used = trace.links.reused
-    given = np.bincount(used.source, used.length, minlength=trace.chains.requests)
+    reuses = touched.requests - 1
+    given = np.bincount(touched.first, reuses, minlength=trace.chains.requests)
     found: dict[str, Any] = {f"reuses_of_top_{name}_blocks_ratio": top_share(reuses, s) for name, s in (("1pct", 0.01), ("10pct", 0.1))}
     found["by_top_blocks"] = [
         {"label": f"top {100 * share:g} %", "blocks_ratio": share, "reuses_ratio": top_share(reuses, share)} for share in SKEW_SHARES

@@ -76,20 +76,20 @@ def _themes(
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Name and maker of every theme that the trace can tell of; the others go into `unknown`."""
     ids, distinct = trace.private
-    counts, life_us = touches(ids, trace.chains.offsets, distinct, trace.chains.ts_us)
+    touched = touches(ids, trace.chains.offsets, distinct, trace.chains.ts_us)
     sessions = bool((trace.session >= 0).any())
     labelled = bool((trace.category >= 0).any() or (trace.turn > 0).any())
     makers: list[tuple[str, Callable[[], Any], str | None]] = [
         ("ideal", lambda: ideal(trace, cost), None),
-        ("one_touch", lambda: one_touch(counts, trace.chains.blocks), None),
-        ("skew", lambda: skew(trace, counts), None),
+        ("one_touch", lambda: one_touch(touched.requests, trace.chains.blocks), None),
+        ("skew", lambda: skew(trace, touched), None),
         ("tenant_sharing", lambda: tenant_sharing(trace), None if len(trace.tenants) > 1 else ONE_TENANT),
         ("session_sharing", lambda: session_sharing(trace), None if sessions else NO_SESSIONS),
         ("turns", lambda: turns(trace), None if sessions else NO_SESSIONS),
         ("reuse_time", lambda: reuse_times(trace), None),
         ("categories", lambda: categories(trace), None if labelled else NO_CATEGORIES),
         ("position", lambda: positions(trace), None),
-        ("lifespan", lambda: lifespans(counts, life_us), None),
+        ("lifespan", lambda: lifespans(touched), None),
         ("capacity", lambda: capacity(run_exact(trace.private_chains) if curve is None else curve, distinct), None),
         ("templates", lambda: templates(trace), LOCAL_IDS if trace.local_ids else None),
         ("any_position", lambda: any_position(trace), CHAINED if trace.content is None else None),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analytics.workload.labels import LabelledChains
+from analytics.workload.labels import LabelledChains, Touches
 from analytics.workload.measures import quantiles, ratio
 
 F64 = npt.NDArray[np.float64]
@@ -102,11 +102,11 @@ def exponential_fit(values: F64, weights: npt.NDArray[Any]) -> tuple[float | Non
     return mean, float(np.maximum(np.abs(upper - model), np.abs(model - lower)).max())
 
 
-def lifespans(counts: npt.NDArray[np.int32], life_us: I64) -> dict[str, Any]:
+def lifespans(touched: Touches) -> dict[str, Any]:
     """Time from the first to the last touch, over all distinct blocks (0 for those touched once) and over the reused ones."""
-    seconds = life_us / 1e6
+    seconds = touched.life_us / 1e6
     found: dict[str, Any] = {}
-    for name, values in (("all", seconds), ("reused", seconds[counts > 1])):
+    for name, values in (("all", seconds), ("reused", seconds[touched.requests > 1])):
         for share, value in zip((50, 90, 99), quantiles(values, (0.5, 0.9, 0.99)), strict=True):
             found[f"{name}_p{share}_s"] = value
     found["max_s"] = float(seconds.max()) if seconds.size else None
@@ -127,17 +127,17 @@ def arrivals(ts_us: I64) -> tuple[dict[str, Any], dict[str, str]]:
         return found, {"arrivals": "fewer than two moments of arrival"}
     span_s = float(gaps.sum()) / 1e6
     found |= {"span_s": span_s, "rate_per_s": gaps.size / span_s, "series": _series(ts_us)}
-    tick_s = float(np.gcd.reduce(gaps)) / 1e6
+    tick_s = _tick_s(gaps)
     why: dict[str, str] = {}
     mean_gap_s = span_s / gaps.size
     if tick_s > mean_gap_s:
-        why["arrivals.gap_cv"] = f"times are whole multiples of {tick_s:g} s, longer than the mean gap"
+        why["arrivals.gap_cv"] = f"times come in steps of {tick_s:g} s, longer than the mean gap"
     else:
         found["gap_cv"] = float(gaps.std() / gaps.mean())
     for size in WINDOWS_S:
         windows = int(span_s // size)
         if tick_s > size or windows < MIN_WINDOWS:
-            reason = f"times are whole multiples of {tick_s:g} s" if tick_s > size else f"fewer than {MIN_WINDOWS} windows of {size} s"
+            reason = f"times come in steps of {tick_s:g} s" if tick_s > size else f"fewer than {MIN_WINDOWS} windows of {size} s"
             why[f"arrivals.dispersion_{size}s"] = why[f"arrivals.peak_to_mean_{size}s"] = reason
             continue
         at = (ts_us - ts_us[0]) // (size * 1_000_000)
@@ -145,6 +145,12 @@ def arrivals(ts_us: I64) -> tuple[dict[str, Any], dict[str, str]]:
         found[f"dispersion_{size}s"] = float(counts.var() / counts.mean())
         found[f"peak_to_mean_{size}s"] = float(counts.max() / counts.mean())
     return found, why
+
+
+def _tick_s(gaps: I64) -> float:
+    """Step of the clock: where most requests share the stamp of the one before, the usual step to the next stamp; else the finest one."""
+    steps = gaps[gaps > 0]
+    return float(np.median(steps) if 2 * steps.size < gaps.size else np.gcd.reduce(steps)) / 1e6
 
 
 def _series(ts_us: I64) -> list[dict[str, Any]]:

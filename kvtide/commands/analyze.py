@@ -47,12 +47,7 @@ def command(as_json: bool, report: str | None, store_url: str | None, prefill_co
     """
     cost = parse_cost(prefill_cost)
     trace = TraceInput(**options)
-    held = load(trace.requests(), trace.source)
-    head = {"trace": trace.name, "format": trace.source.name, "clock": trace.source.clock}
-    result = {**head, **totals(held), "bad_records": trace.bad_records, "unsorted_requests": held.unsorted}
-    with trace_steps() as step:
-        result["characterisation"] = characterise(held.labelled, cost, step=step)
-        result["characterisation"]["tenants"] = tenants_apart(held.labelled, cost)
+    result = analysis(trace, cost)
     if as_json:
         click.echo(json.dumps(result, allow_nan=False))
     else:
@@ -62,6 +57,17 @@ def command(as_json: bool, report: str | None, store_url: str | None, prefill_co
     if report is not None:
         click.echo(f"report: {write_workload_report(report, result)}", err=True)
     trace.finish()
+
+
+def analysis(trace: TraceInput, cost: tuple[float, float]) -> dict[str, Any]:
+    """The JSON document of a trace: totals, tenants and characterisation. Raises `InputError` where nothing can be read."""
+    held = load(trace.requests(), trace.source)
+    head = {"trace": trace.name, "format": trace.source.name, "clock": trace.source.clock}
+    result = {**head, **totals(held), "bad_records": trace.bad_records, "unsorted_requests": held.unsorted}
+    with trace_steps() as step:
+        result["characterisation"] = characterise(held.labelled, cost, step=step)
+        result["characterisation"]["tenants"] = tenants_apart(held.labelled, cost)
+    return result
 
 
 def parse_cost(text: str) -> tuple[float, float]:
