@@ -24,11 +24,12 @@ from analytics.reuse.run_exact import RunStack
 from ingest.store import QueryError, Store
 from kvtide.frames import load_frame
 from kvtide.pipeline import run_embedded
+from kvtide.prefill_cost import DEFAULT_COST, parse_cost
 from streams.shard import ShardConfig
 
 MINUTES, CAPACITY, DEPTH = 5, 400, 400
-COST = (FleetConfig.cost_a_s, FleetConfig.cost_b_s)  # what weight 'cost' counts with
-OTHER_COST, BLOCK_BYTES = (2e-4, 7e-8), 2_097_152.0
+COST = parse_cost(DEFAULT_COST)  # what weight 'cost' counts with
+OTHER_COST, BLOCK_BYTES = (1e-4, 7e-8), 2_097_152.0
 WEIGHTS: tuple[Weight, ...] = ("blocks", "tokens", "cost")
 TENANTS = ("agent", "batch", "chat", "code", "rag", "support")
 WINDOWS = [(0, MINUTES + 1), (1, 3), (MINUTES - 1, MINUTES + 1)]
@@ -123,6 +124,7 @@ def test_mrc_equals_the_python_curve(worked: Store, tenant: str, window: tuple[i
         rows = view(worked, "mrc", tenant=tenant, weight=weight, **between(window))
         check(rows, weight, same_rows, chains)
         assert rows[-1]["hits"] / rows[-1]["asked"] == pytest.approx(same_rows.ideal_ratio(weight, COST), rel=1e-9)
+    assert rows[-1]["hits"] == pytest.approx(saved_s(same_rows, [1 << 40], COST)[0], rel=1e-9)  # in seconds
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -27,7 +27,8 @@ LANDED = {
     "0004_state": "6a30c25c4ec52067",
     "0005_views": "93ef420a2fd79446",
     "0006_value_views": "9c74cf74b4745f15",
-    "0007_weighted_mrc": "fc1e8821d1af01be",
+    "0007_weighted_mrc": "4223b53878071e11",
+    "0008_workload": "585c057371033e6d",
 }
 
 COLUMNS = {
@@ -48,6 +49,7 @@ COLUMNS = {
     "shard_state": "topic partition next_offset chunk chunks state written_at",
     "traffic_1m": "window_start tenant model instance category requests failed_requests late_requests prompt_tokens hit_tokens "
     "output_tokens queue_us queue_known prefill_us prefill_known ttft_us ttft_known",
+    "workload_profile": "id made_at trace format tenant metric label value unit reason",
     "hit_ratio": "window_start tenant requests prompt_tokens hit_tokens hit_ratio",
     "hit_ratio_instance": "window_start instance requests prompt_tokens hit_tokens hit_ratio",
     "interference": "window_start instance tenant cause_tenant evicted_blocks idle_s share_ratio",
@@ -282,11 +284,11 @@ def test_mrc_equals_the_curve_counted_by_hand(store: Store) -> None:
         ).to_pydict()
         for weight in ("blocks", "tokens", "cost")
     }
-    seconds = [0.0, *(4e-5 * 16 * n + 4e-9 * 256 * (spots + n / 2) for n, spots in ((4, 2), (6, 5), (9, 14)))]
+    seconds = [0.0, *(2e-4 * 16 * n + 2e-8 * 256 * (spots + n / 2) for n, spots in ((4, 2), (6, 5), (9, 14)))]
     for weight, hits, asked in (
         ("blocks", [0, 4, 6, 9], 15),
         ("tokens", [0, 64, 96, 144], 265),
-        ("cost", seconds, 4e-5 * 265 + 4e-9 * 2650),
+        ("cost", seconds, 2e-4 * 265 + 2e-8 * 2650),
     ):
         curve = curves[weight]
         assert curve["capacity_blocks"] == [0, 1, 3, 16]

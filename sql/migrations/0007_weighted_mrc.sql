@@ -5,7 +5,7 @@
 -- bins with distance_to <= c hit. Cold and beyond blocks stand in the denominator; they are the point at 0. Touches deeper than a shard
 -- keeps its stack read beyond, so from that depth on (docs/design.md section 4) the curve is a lower bound. Tokens and seconds are shares of
 -- the model's whole prompts, tails shorter than a block and requests that were not served included.
--- weight 'cost' is seconds of prefill at 40 us a token and 4 ns a token of context, by each block's position (capacity_value takes your
+-- weight 'cost' is seconds of prefill at 200 us a token and 20 ns a token of context, by each block's position (capacity_value takes your
 -- model's cost). Only their ratio moves hit_ratio.
 -- Use: SELECT * FROM mrc(tenant = 'a', from = '2023-01-01 00:00:00', to = '2023-01-02 00:00:00', weight = 'tokens')
 CREATE OR REPLACE VIEW mrc AS
@@ -36,7 +36,7 @@ FROM
             multiIf(
                 unit = 'blocks', n,
                 unit = 'tokens', n * block_size,
-                4e-5 * n * block_size + 4e-9 * pow(block_size, 2) * (positions + n / 2)) AS amount
+                2e-4 * n * block_size + 2e-8 * pow(block_size, 2) * (positions + n / 2)) AS amount
         FROM reuse_1m
         WHERE tenant = {tenant:String} AND scope = 'fleet'
             AND window_start >= {from:DateTime('UTC')} AND window_start < {to:DateTime('UTC')}
@@ -51,7 +51,7 @@ LEFT JOIN
         multiIf(
             unit = 'blocks', 0,
             unit = 'tokens', toFloat64(sum(tokens)),
-            4e-5 * sum(tokens) + 4e-9 * sum(token_context)) AS amount
+            2e-4 * sum(tokens) + 2e-8 * sum(token_context)) AS amount
     FROM cause_1m
     WHERE tenant = {tenant:String} AND window_start >= {from:DateTime('UTC')} AND window_start < {to:DateTime('UTC')}
     GROUP BY model
@@ -92,7 +92,7 @@ FROM
             multiIf(
                 unit = 'blocks', n,
                 unit = 'tokens', n * block_size,
-                4e-5 * n * block_size + 4e-9 * pow(block_size, 2) * (positions + n / 2)) AS amount
+                2e-4 * n * block_size + 2e-8 * pow(block_size, 2) * (positions + n / 2)) AS amount
         FROM reuse_1m
         WHERE tenant = {tenant:String} AND scope = 'placed'
             AND window_start >= {from:DateTime('UTC')} AND window_start < {to:DateTime('UTC')}
@@ -108,7 +108,7 @@ LEFT JOIN
         multiIf(
             unit = 'blocks', 0,
             unit = 'tokens', toFloat64(sum(tokens)),
-            4e-5 * sum(tokens) + 4e-9 * sum(token_context)) AS amount
+            2e-4 * sum(tokens) + 2e-8 * sum(token_context)) AS amount
     FROM cause_1m
     WHERE tenant = {tenant:String} AND window_start >= {from:DateTime('UTC')} AND window_start < {to:DateTime('UTC')}
     GROUP BY model, instance
