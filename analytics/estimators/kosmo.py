@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from analytics.curve import Curve
-from analytics.estimators.minisim import hits_at, lru_error, through
+from analytics.estimators.minisim import controlled, hits_at, sample, through
 from analytics.estimators.points import Sample
-from analytics.estimators.sampling import P, sampled_blocks, threshold_of
 from analytics.policies.queues import kernel
 from analytics.reuse.chains import ChainColumns, densify
 
@@ -55,15 +54,14 @@ def kosmo(chains: ChainColumns, *, policy: str = "lfu", s_max: int = 2048, contr
     if s_max < 1:
         raise ValueError(f"s_max {s_max} is too small; at least one block must be tracked")
     rate = min(1.0, s_max / max(densify(chains.hashes)[1], 1))
-    tracked = threshold_of(rate) / P
-    blocks = sampled_blocks(chains.hashes, threshold_of(rate), seed, None)
+    blocks, tracked = sample(chains, rate, seed, spread=True)
     ids, distinct = densify(chains.hashes[blocks])
     sizes = least_sizes(ids, distinct, KOSMO_POLICIES.index(policy))
     curve = Sample(blocks, np.where(sizes > 0, (sizes - 1) / tracked, -1.0), np.full(blocks.size, 1 / tracked)).curve(chains, True)
     if not control or rate == 1 or not distinct:
         return curve
     grid = np.unique(np.geomspace(1 / tracked, distinct / tracked, _POINTS).round().astype(np.int64))
-    return through(chains, grid, hits_at(curve, grid) + lru_error(chains, grid, rate, seed))
+    return through(chains, grid, controlled(chains, grid, hits_at(curve, grid), blocks, tracked))
 
 
 def least_sizes(ids: I32, n_ids: int, policy: int) -> I64:

@@ -94,6 +94,24 @@ def _keep(hashes: U64, kept: I32, salt: Any, threshold: int, index: int, count: 
     return n
 
 
+def spread_blocks(ids: I32, n_ids: int, rate: float, seed: int) -> I64:
+    """Indices of the references to a sample spread evenly over the blocks by how often, then by when they were first asked for; rising.
+
+    `ids` int32[m] in [0, n_ids), numbered by first appearance, as `densify` does. Of every 1/rate blocks in that order one is drawn (their
+    number deviates by less than one where 1/rate is no integer), each with probability `rate`. Blocks first asked for together mostly come
+    back together, so every popularity and every such run is in the sample by its share, where a hash leaves that to chance.
+    Cost: O(m + n_ids log n_ids); it needs the ids of all blocks, which a hash does not.
+    Source: one draw a stratum, Cochran, Sampling Techniques, chapter 5.
+    """
+    stratum = int(np.ceil(1.0 / rate))
+    phase = np.repeat(np.random.default_rng(seed).random(-(-n_ids // stratum)), stratum)[:n_ids]
+    place = np.arange(n_ids) % stratum
+    drawn = np.zeros(n_ids, np.bool_)
+    order = np.argsort(-np.bincount(ids, minlength=n_ids), kind="stable")
+    drawn[order] = np.floor((place + 1) * rate + phase) > np.floor(place * rate + phase)
+    return np.flatnonzero(drawn[ids])
+
+
 def requests_of(chains: ChainColumns, blocks: I64) -> tuple[I64, I64]:
     """Time and offsets of the requests that the references at `blocks` belong to, those without any left out: (ts_us[n], offsets[n+1])."""
     request = request_of(chains.offsets, blocks)
