@@ -13,6 +13,7 @@ import pytest
 from analytics.workload import flatten
 from ingest.chaining import chain_hashes, mix64
 from ingest.sources import SOURCES, TraceRequest
+from ingest.store import Store
 from kvtide.workload_docs import DOCUMENT, ROWS, TRACES, analyse, column, detail, picture, read_detail, read_table, updated
 from kvtide.workload_input import _unmix64, contents, load
 from kvtide.workload_panels import Panel, figure, svg
@@ -236,6 +237,20 @@ def test_rows_name_metric_label_value_unit_and_reason(result: dict[str, Any]) ->
     assert tenants == {"", "tenant-01", "tenant-02"}
     assert by_key["tenant-01", "tenant_sharing", ""][0] is None and "one tenant" in by_key["tenant-01", "tenant_sharing", ""][2]
     assert all((value is None) == bool(reason) for value, _, reason in by_key.values())
+
+
+def test_rows_reach_the_store(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = mooncake(tmp_path / "t.jsonl", chat())
+    for _ in range(2):
+        assert kvtide(monkeypatch, "analyze", path, "-f", "qwen", "--json", "--store", store_url) == 0
+        result = answer(capsys)
+    expected = {(metric, label): (value, unit, reason) for _, metric, label, value, unit, reason in profile_rows(result)}
+    with Store.open(store_url) as store:
+        found = store.rows("SELECT * FROM workload_profile WHERE id = (SELECT argMax(id, made_at) FROM workload_profile)")
+        analyses = store.rows("SELECT uniqExact(id) AS n, count() AS rows FROM workload_profile")[0]
+    assert {(row["metric"], row["label"]): (row["value"], row["unit"], row["reason"]) for row in found} == expected
+    assert {(row["trace"], row["format"], row["tenant"]) for row in found} == {(path, "qwen", "")}
+    assert analyses == {"n": 2, "rows": 2 * len(expected)}
 
 
 # ---------------------------------------------------------------- docs/workloads.md
