@@ -11,6 +11,8 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from analytics.reuse.compiling import uncounted
+
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
@@ -29,14 +31,14 @@ def olken_distances(ts_us: I64, offsets: I64, ids: I32, n_ids: int) -> tuple[I64
     return distances, ages
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _add(tree: I32, slot: int, delta: int) -> None:
     while slot < tree.size:
         tree[slot] += delta
         slot += slot & -slot
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _prefix(tree: I32, slot: int) -> int:
     total = 0
     while slot > 0:

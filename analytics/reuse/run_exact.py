@@ -218,8 +218,8 @@ class RunStack:
 
 
 def _grown(size: int, needed: int) -> int:
-    """Room that leaves at least half free after compaction, so that the next compaction is as far away as this one was dear."""
-    return size if 2 * needed <= size else max(2 * size, 2 * needed)
+    """Room after compaction: the same while a third of it is free, else twice the need; so a block is moved twice on average at most."""
+    return size if 3 * needed <= 2 * size else 2 * needed
 
 
 def _columns(size: int) -> kernel.RunColumns:

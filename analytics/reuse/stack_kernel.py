@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from analytics.reuse.compiling import uncounted
 from analytics.reuse.stack_parts import add_weight, append_weight, filter_add, filter_has, find, insert, remove, weight_up_to
 
 I32 = npt.NDArray[np.int32]
@@ -33,6 +33,7 @@ NO_LIMIT = 1 << 62
 # only, never at where hashes lie, so that a stack restored from its state keeps the very same nodes.
 MERGE_FACTOR = 2
 MERGE_FREELY_BLOCKS = 64
+COMPARED = 64
 
 
 class Stack(NamedTuple):
@@ -62,7 +63,7 @@ class RunColumns(NamedTuple):
 # ---------------------------------------------------------------- nodes
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _new_node(stack: Stack, start: int, length: int) -> int:
     at, node = stack.at, stack.at[FREE]
     if node >= 0:
@@ -75,21 +76,21 @@ def _new_node(stack: Stack, start: int, length: int) -> int:
     return node
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _recycle(stack: Stack, node: int) -> None:
     stack.nodes[node, LENGTH], stack.nodes[node, START] = 0, stack.at[FREE]
     stack.at[FREE] = node
     stack.at[LIVE] -= 1
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _free_node(stack: Stack, node: int) -> None:
     """Forget a node that no longer stands in the stack, and its table entry."""
     remove(stack.table, stack.arena[stack.nodes[node, START]])
     _recycle(stack, node)
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _push(stack: Stack, node: int, ts_us: int) -> None:
     """Put a node that stands in no slot on top."""
     at = stack.at
@@ -101,7 +102,7 @@ def _push(stack: Stack, node: int, ts_us: int) -> None:
     at[DEPTH] += length
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _detach(stack: Stack, node: int, matched: int) -> None:
     """Take the first `matched` blocks of a node out of its slot; the rest stays there as a node of its own."""
     at, nodes = stack.at, stack.nodes
@@ -124,24 +125,24 @@ def _detach(stack: Stack, node: int, matched: int) -> None:
 # ---------------------------------------------------------------- look-up
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _matching(arena: U64, start: int, hashes: U64, first: int, length: int) -> int:
-    """How many leading hashes agree; sixteen at a time and on slices, which the compiler turns into vector code."""
+    """How many leading hashes agree; 64 at a time and on slices, which the compiler turns into vector code (16 it does not)."""
     a, b = arena[start : start + length], hashes[first : first + length]
     done = 0
-    while done + 16 <= length:
+    while done + COMPARED <= length:
         differ = np.uint64(0)
-        for i in range(done, done + 16):
+        for i in range(done, done + COMPARED):
             differ |= a[i] ^ b[i]
         if differ != 0:
             break
-        done += 16
+        done += COMPARED
     while done < length and a[done] == b[done]:
         done += 1
     return done
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _look_up(stack: Stack, hashes: U64, lo: int, hi: int) -> tuple[int, int, bool]:
     """Fill `pieces` with what the chain reaches: (pieces, first cold hash, whether the cold rest may be stored).
 
@@ -168,7 +169,7 @@ def _look_up(stack: Stack, hashes: U64, lo: int, hi: int) -> tuple[int, int, boo
     return count, first, True
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _has_room(stack: Stack, out: RunColumns, pieces: int, blocks: int, cold: int) -> bool:
     """Whether a request of that many pieces (the cold rest counted) and blocks can be carried out; if not, says what it needs."""
     at = stack.at
@@ -183,7 +184,7 @@ def _has_room(stack: Stack, out: RunColumns, pieces: int, blocks: int, cold: int
     )
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _emit(stack: Stack, out: RunColumns, request: int, count: int, ts_us: int) -> int:
     """Write the reused runs, pieces that stand together and have one age as one run; returns their number of blocks."""
     at, position, first_run = stack.at, 0, stack.at[RUNS]
@@ -200,7 +201,7 @@ def _emit(stack: Stack, out: RunColumns, request: int, count: int, ts_us: int) -
     return position
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _write(out: RunColumns, run: int, request: int, position: int, length: int, distance: int, age: int, beyond: int) -> None:
     out.request[run], out.position[run], out.length[run] = request, position, length
     out.distance[run], out.age_us[run], out.beyond[run] = distance, age, beyond
@@ -209,7 +210,7 @@ def _write(out: RunColumns, run: int, request: int, position: int, length: int, 
 # ---------------------------------------------------------------- touch
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _copy(hashes: U64, lo: int, hi: int, stack: Stack) -> None:
     used = stack.at[USED]
     target, source = stack.arena[used : used + hi - lo], hashes[lo:hi]
@@ -218,12 +219,12 @@ def _copy(hashes: U64, lo: int, hi: int, stack: Stack) -> None:
     stack.at[USED] = used + hi - lo
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _worth_joining(upper: int, lower: int) -> bool:
     return upper <= max(MERGE_FACTOR * lower, MERGE_FREELY_BLOCKS)
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _group(stack: Stack, last: int) -> tuple[int, int]:
     """First piece and length of the group to be merged that ends with piece `last`."""
     pieces, nodes = stack.pieces, stack.nodes
@@ -240,7 +241,7 @@ def _group(stack: Stack, last: int) -> tuple[int, int]:
     return first, length
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _merge(stack: Stack, hashes: U64, first: int, last: int, lo: int, hi: int) -> None:
     """Make the detached nodes of pieces first..last one node over hashes[lo:hi]; what is the arena's newest already is not copied."""
     nodes, base = stack.nodes, stack.pieces[first, NODE]
@@ -255,7 +256,7 @@ def _merge(stack: Stack, hashes: U64, first: int, last: int, lo: int, hi: int) -
     nodes[base, LENGTH] += hi - lo
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _push_cold(stack: Stack, hashes: U64, first: int, hi: int, ts_us: int) -> None:
     """Store the cold rest as a node of its own, unless, outside the contract, another node begins with its first hash by now."""
     node = _new_node(stack, stack.at[USED], hi - first)
@@ -266,7 +267,7 @@ def _push_cold(stack: Stack, hashes: U64, first: int, hi: int, ts_us: int) -> No
         _recycle(stack, node)
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _raise(stack: Stack, hashes: U64, hi: int, count: int, first: int, store: bool, ts_us: int) -> None:
     """Make the request's blocks the newest: tail first, so that the head ends on top. hashes[first:hi] is the cold rest."""
     pieces, last = stack.pieces, count - 1
@@ -294,7 +295,7 @@ def _raise(stack: Stack, hashes: U64, hi: int, count: int, first: int, store: bo
 # ---------------------------------------------------------------- depth limit
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _leading_known(stack: Stack, hashes: U64, first: int, hi: int) -> int:
     count = 0
     if stack.at[TRIMMED] > 0:
@@ -303,7 +304,7 @@ def _leading_known(stack: Stack, hashes: U64, first: int, hi: int) -> int:
     return count
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _trim(stack: Stack) -> None:
     """Cut the bottom of the stack down to the greatest depth; the filter remembers what went."""
     at, nodes = stack.at, stack.nodes
@@ -330,7 +331,7 @@ def _trim(stack: Stack) -> None:
 # ---------------------------------------------------------------- entry points
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def touch(stack: Stack, out: RunColumns, ts_us: I64, offsets: I64, hashes: U64, start: int) -> int:
     """Carry out requests from `start` on; returns the first one for which there was no room, or their number."""
     for request in range(start, ts_us.size):
@@ -348,7 +349,7 @@ def touch(stack: Stack, out: RunColumns, ts_us: I64, offsets: I64, hashes: U64, 
     return ts_us.size
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def renumber(stack: Stack, slots: I32, fenwick: I64) -> None:
     """Move live slots together into new arrays, keeping their order."""
     live = 0
@@ -362,7 +363,7 @@ def renumber(stack: Stack, slots: I32, fenwick: I64) -> None:
     stack.at[TOP], stack.at[BOTTOM] = live, 1
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def repack(stack: Stack, arena: U64) -> None:
     """Copy the hashes that still stand in the stack into a new arena, bottom first."""
     used = 0
@@ -370,13 +371,15 @@ def repack(stack: Stack, arena: U64) -> None:
         node = stack.slots[slot]
         if node >= 0:
             start, length = stack.nodes[node, START], stack.nodes[node, LENGTH]
-            arena[used : used + length] = stack.arena[start : start + length]
+            target, source = arena[used : used + length], stack.arena[start : start + length]
+            for i in range(length):
+                target[i] = source[i]
             stack.nodes[node, START] = used
             used += length
     stack.at[USED] = used
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def rehash(stack: Stack, table: U64) -> None:
     """Enter every node in a new, empty table."""
     for slot in range(1, stack.at[TOP] + 1):

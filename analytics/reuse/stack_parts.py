@@ -9,25 +9,27 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from analytics.reuse.compiling import uncounted
+
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 # ---------------------------------------------------------------- hash table
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _mix(key: int) -> np.uint64:
     mixed = np.uint64(key)
     mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(29))
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _home(key: int, mask: int) -> np.int64:
     return np.int64(_mix(key) & np.uint64(mask))
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def find(table: U64, key: int) -> np.int64:
     """Place of a key's entry, or -1 - the free place where it would go."""
     mask = table.size // 2 - 1
@@ -39,7 +41,7 @@ def find(table: U64, key: int) -> np.int64:
     return -1 - place
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def insert(table: U64, key: int, node: int) -> bool:
     """Enter a node under its first hash; false, and nothing done, where another node holds that hash."""
     place = find(table, key)
@@ -51,7 +53,7 @@ def insert(table: U64, key: int, node: int) -> bool:
     return True
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def remove(table: U64, key: int) -> None:
     """Take an entry out and close the gap, so that no tombstones pile up."""
     mask = table.size // 2 - 1
@@ -71,7 +73,7 @@ def remove(table: U64, key: int) -> None:
 # ---------------------------------------------------------------- Fenwick tree over slots, kept up to TOP only
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def append_weight(fenwick: I64, slot: int, weight: int) -> None:
     """Set a new highest slot. Cost: one addition on average."""
     step, bound = 1, slot & -slot
@@ -81,14 +83,14 @@ def append_weight(fenwick: I64, slot: int, weight: int) -> None:
     fenwick[slot] = weight
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def add_weight(fenwick: I64, top: int, slot: int, delta: int) -> None:
     while slot <= top:
         fenwick[slot] += delta
         slot += slot & -slot
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def weight_up_to(fenwick: I64, slot: int) -> int:
     total = 0
     while slot > 0:
@@ -100,7 +102,7 @@ def weight_up_to(fenwick: I64, slot: int) -> int:
 # ---------------------------------------------------------------- Bloom filter, three probes
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def filter_add(known: U64, key: int) -> None:
     mixed, bits = _mix(key), np.uint64(64 * known.size - 1)
     step = (mixed >> np.uint64(32)) | np.uint64(1)
@@ -110,7 +112,7 @@ def filter_add(known: U64, key: int) -> None:
         mixed += step
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def filter_has(known: U64, key: int) -> bool:
     mixed, bits = _mix(key), np.uint64(64 * known.size - 1)
     step = (mixed >> np.uint64(32)) | np.uint64(1)
