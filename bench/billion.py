@@ -6,6 +6,7 @@ time; one that has grown long starts afresh with new content; every tenth reques
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numba as nb
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analytics.reuse.run_exact import RunStack
-from bench.timing import machine, peak_rss_bytes, rss_bytes, took
+from bench.timing import Took, machine, peak_rss_bytes, rss_bytes, took
 from ingest.errors import UsageError
 
 I64 = npt.NDArray[np.int64]
@@ -48,23 +49,16 @@ def run(trace: str | None = None, limit: int | None = None) -> dict[str, Any]:
 
 def through_stack(blocks: int, limit: int | None = None, depth: int = DEPTH_BLOCKS, seed: int = SEED) -> dict[str, Any]:
     """Run about `blocks` accesses (to the end of a chunk) or `limit` requests through a stack of `depth`."""
-    stream, stack = Stream(seed), RunStack(depth)
-    stream.chunk(1)
-    stack.touch(*stream.chunk(1))
-    stream, stack = Stream(seed), RunStack(depth)
-    start_rss, engine_s, engine_wall_s, generator_s, runs, done = rss_bytes(), 0.0, 0.0, 0.0, 0, 0
-    readings: list[dict[str, Any]] = []
+    warm_up = Stream(seed)
+    RunStack(depth).touch(*warm_up.chunk(1))
+    stream, stack, readings = Stream(seed), RunStack(depth), list[dict[str, Any]]()
+    start_rss, engine, generator, runs, done = rss_bytes(), Took(), Took(), 0, 0
     while done < blocks and (limit is None or stream.requests < limit):
-        columns: list[tuple[I64, I64, U64]] = []
-        made = took(lambda columns=columns: columns.append(stream.chunk(None if limit is None else limit - stream.requests)))  # type: ignore[misc]
-        found: list[int] = []
-        seconds = took(lambda columns=columns, found=found: found.append(len(stack.touch(*columns[0]))))  # type: ignore[misc]
-        generator_s, engine_s, engine_wall_s = generator_s + made.cpu_s, engine_s + seconds.cpu_s, engine_wall_s + seconds.wall_s
-        runs, done = runs + found[0], done + int(columns[0][1][-1])
-        while len(readings) < len(REPORT_AT) and done >= REPORT_AT[len(readings)] * blocks:
-            readings.append({"share": REPORT_AT[len(readings)], **_reading(stream, stack, done, start_rss, engine_s)})
-    if not readings or readings[-1]["blocks"] < done:
-        readings.append({"share": done / blocks, **_reading(stream, stack, done, start_rss, engine_s)})
+        made, columns = took(partial(stream.chunk, None if limit is None else limit - stream.requests))
+        seconds, found = took(partial(stack.touch, *columns))
+        generator, engine, runs, done = generator + made, engine + seconds, runs + len(found), done + columns[2].size
+        if done >= REPORT_AT[len(readings)] * blocks or done >= blocks or stream.requests == limit:
+            readings.append(_reading(stream, stack, done, blocks, start_rss, engine))
     return {
         "blocks": done,
         "requests": stream.requests,
@@ -73,25 +67,24 @@ def through_stack(blocks: int, limit: int | None = None, depth: int = DEPTH_BLOC
         "max_depth_blocks": depth,
         "trimmed_blocks": stack.trimmed_blocks,
         "seed": seed,
-        "blocks_per_second": done / engine_s,
-        "cpu_s": engine_s,
-        "wall_s": engine_wall_s,
-        "generator_cpu_s": generator_s,
+        **engine.speed(done),
+        "generator_cpu_s": generator.cpu_s,
         "peak_rss_bytes": peak_rss_bytes(),
         "readings": readings,
         **machine(),
     }
 
 
-def _reading(stream: Stream, stack: RunStack, done: int, start_rss: int, engine_s: float) -> dict[str, Any]:
+def _reading(stream: Stream, stack: RunStack, done: int, blocks: int, start_rss: int, engine: Took) -> dict[str, Any]:
     rss = rss_bytes()
     return {
+        "share": done / blocks,
         "blocks": done,
         "distinct_blocks": stream.distinct_blocks,
         "rss_bytes": rss,
         "rss_growth_bytes": rss - start_rss,
         "stack_bytes": stack.nbytes,
-        "blocks_per_second": done / engine_s,
+        "blocks_per_second": done / engine.cpu_s,
     }
 
 

@@ -6,6 +6,7 @@ Figures are processor seconds, all warm: each piece of work was compiled and run
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from analytics.curve import Curve
 from analytics.estimators import ESTIMATORS
 from analytics.policies import POLICIES
 from analytics.reuse.chains import ChainBuilder, ChainColumns, densify
@@ -21,7 +21,7 @@ from analytics.reuse.olken import olken_distances
 from analytics.reuse.run_exact import Runs, RunStack
 from bench.peers import libcachesim, lru_passes
 from bench.scaling import scaling
-from bench.timing import Took, best_of, machine, peak_rss_bytes, rss_bytes
+from bench.timing import Took, best_of, machine, peak_rss_bytes, rss_bytes, took
 from ingest.errors import UsageError
 from ingest.sources import read_trace
 
@@ -89,27 +89,18 @@ def speeds(chains: ChainColumns) -> dict[str, Any]:
     stacks: dict[str, RunStack] = {}
     runs: dict[str, Runs] = {}
 
-    def touch(name: str, merge: bool, part: ChainColumns = chains) -> None:
-        stacks[name] = RunStack(merge=merge)
+    def touch(name: str, part: ChainColumns = chains) -> None:
+        stacks[name] = RunStack(merge=name == "run_exact")
         runs[name] = stacks[name].touch(part.ts_us, part.offsets, part.hashes)
 
-    touch("run_exact", True, chains.slice(0, 8))
+    touch("run_exact", chains.slice(0, 8))
     before = rss_bytes()
-    touch("run_exact", True)
+    touch("run_exact")
     grown = rss_bytes() - before
     ids, distinct = densify(chains.hashes)
-    olken_distances(chains.ts_us[:8], chains.offsets[:9], ids, distinct)
-    target = chains.hashes.copy()
-    _differ(target, chains.hashes)
-    works: dict[str, Callable[[], object]] = {
-        "run_exact": lambda: touch("run_exact", True),
-        "run_exact_without_merging": lambda: touch("run_exact_without_merging", False),
-        "olken": lambda: olken_distances(chains.ts_us, chains.offsets, ids, distinct),
-        "densify": lambda: densify(chains.hashes),
-        "copy": lambda: np.copyto(target, chains.hashes),
-        "compare": lambda: _differ(target, chains.hashes),
-    }
-    best = best_of(works, GOES)
+    best = best_of(
+        {name: partial(touch, name) for name in ("run_exact", "run_exact_without_merging")} | _references(chains, ids, distinct), GOES
+    )
     return {
         "requests": chains.requests,
         "blocks": chains.blocks,
@@ -120,6 +111,19 @@ def speeds(chains: ChainColumns) -> dict[str, Any]:
         "ratios": _ratios(best),
         "limits": _limits(best, chains.blocks),
         "memory": {**_memory(stacks, runs["run_exact"], chains, distinct), "rss_growth_of_run_exact_bytes": grown},
+    }
+
+
+def _references(chains: ChainColumns, ids: I32, distinct: int) -> dict[str, Callable[[], object]]:
+    """What runs beside the stack, compiled before; the copy goes to memory that has been touched."""
+    olken_distances(chains.ts_us[:8], chains.offsets[:9], ids, distinct)
+    target = chains.hashes.copy()
+    _differ(target[:8], chains.hashes[:8])
+    return {
+        "olken": partial(olken_distances, chains.ts_us, chains.offsets, ids, distinct),
+        "densify": partial(densify, chains.hashes),
+        "copy": partial(np.copyto, target, chains.hashes),
+        "compare": partial(_differ, target, chains.hashes),
     }
 
 
@@ -221,13 +225,12 @@ def whole_curves(chains: ChainColumns) -> dict[str, Any]:
     out: dict[str, Any] = {"blocks": chains.blocks, "grid": f"{grid.size} capacities, log-spaced {grid[0]} to {grid[-1]} blocks"}
     for name, estimate in ESTIMATORS.items():
         estimate(chains.slice(0, 32))
-        curves: list[Curve] = []
-        seconds = best_of({name: lambda estimate=estimate, curves=curves: curves.append(estimate(chains))}, {name: 2})[name]  # type: ignore[misc]
+        (seconds, curve), (again, _) = took(partial(estimate, chains)), took(partial(estimate, chains))
         policy = SIMULATED.get(name)
         truth = exact if policy is None else np.array([POLICIES[policy](ids, distinct, size).mean() for size in grid.tolist()])
         out[name] = {
-            **seconds.speed(chains.blocks),
-            "mae": float(np.abs(curves[0].hit_ratio(grid) - truth).mean()),
+            **seconds.least(again).speed(chains.blocks),
+            "mae": float(np.abs(curve.hit_ratio(grid) - truth).mean()),
             "against": f"full {policy} simulation" if policy else "exact LRU",
         }
     return out

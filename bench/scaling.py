@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,10 +59,10 @@ def repeated(chains: ChainColumns, copies: int, new_content: bool, depth: int | 
     """Seconds of `touch` over so many copies of a trace behind one another in time, and the stack at the end."""
     salts = np.random.default_rng(SEED).integers(0, 1 << 63, copies).astype(np.uint64)
     period_us = int(chains.ts_us[-1] - chains.ts_us[0]) + 1
-    stack, total = RunStack(depth), Took(0.0, 0.0, 0.0)
+    stack, total = RunStack(depth), Took()
     copy = replace(chains, hashes=np.empty_like(chains.hashes))
     for i in range(copies):
         np.bitwise_xor(chains.hashes, salts[i] if new_content else np.uint64(0), out=copy.hashes)
         ts_us = chains.ts_us + i * period_us
-        total += took(lambda ts_us=ts_us: stack.touch(ts_us, copy.offsets, copy.hashes))  # type: ignore[misc]
+        total += took(partial(stack.touch, ts_us, copy.offsets, copy.hashes))[0]
     return total, stack

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _LEAST_S = 1e-9  # a clock that did not move is no speed
 
 
@@ -17,9 +18,9 @@ _LEAST_S = 1e-9  # a clock that did not move is no speed
 class Took:
     """Seconds of work: `cpu_s` of the processor, `user_s` of them outside the kernel (so without page faults), `wall_s` by the clock."""
 
-    cpu_s: float
-    user_s: float
-    wall_s: float
+    cpu_s: float = 0.0
+    user_s: float = 0.0
+    wall_s: float = 0.0
 
     def __add__(self, other: Took) -> Took:
         return Took(self.cpu_s + other.cpu_s, self.user_s + other.user_s, self.wall_s + other.wall_s)
@@ -38,12 +39,12 @@ class Took:
         }
 
 
-def took(work: Callable[[], object]) -> Took:
-    """Run `work` once under the clocks."""
+def took(work: Callable[[], T]) -> tuple[Took, T]:
+    """Run `work` once under the clocks; the seconds and what it gave."""
     wall, cpu, user = time.perf_counter(), time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_utime
-    work()
+    given = work()
     cpu_s, user_s = time.process_time() - cpu, resource.getrusage(resource.RUSAGE_SELF).ru_utime - user
-    return Took(max(cpu_s, _LEAST_S), max(user_s, _LEAST_S), time.perf_counter() - wall)
+    return Took(max(cpu_s, _LEAST_S), max(user_s, _LEAST_S), time.perf_counter() - wall), given
 
 
 def best_of(works: Mapping[str, Callable[[], object]], goes: Mapping[str, int]) -> dict[str, Took]:
@@ -52,7 +53,7 @@ def best_of(works: Mapping[str, Callable[[], object]], goes: Mapping[str, int]) 
     for turn in range(max(goes.values())):
         for name, work in works.items():
             if turn < goes[name]:
-                seconds = took(work)
+                seconds, _ = took(work)
                 best[name] = best.get(name, seconds).least(seconds)
     return best
 

@@ -27,7 +27,7 @@ Benches:
   all       Each of them.
 
 \b
-Keys of every bench: *_per_second are of processor seconds (cpu_s; user_s is their part outside the
+Keys of `curves` and `billion`: *_per_second are of processor seconds (cpu_s; user_s is their part outside the
 kernel, so without page faults; wall_s the clock). load_average is the machine's at that point.
 
 \b
