@@ -128,8 +128,8 @@ class Hull:
     """Lower convex hull of a surface: `vertices` float64[points, tiers] of capacities, `values` float64[points], lower is better.
 
     A stream split by hash over partitions, each with its share of a vertex's capacity, behaves in each as the whole does at that vertex
-    (Talus, HPCA 2015): so every point of the hull can be had although the surface itself lies above it. To keep prefixes whole, hash the
-    first block or the session of a chain, not every block.
+    (Talus, HPCA 2015): so every point of the hull can be had although the surface itself lies above it, up to the sampling error of
+    `split`. To keep prefixes whole, hash the first block or the session of a chain, not every block.
     """
 
     vertices: F64
@@ -143,28 +143,41 @@ class Hull:
             raise ValueError(f"a surface of shape {surface.shape} does not fit grids of {[axis.size for axis in axes]}")
         return cls(np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1), surface.ravel())
 
-    def split(self, capacities: Sequence[float], margin_ratio: float = 0.0) -> Split:
+    def split(self, capacities: Sequence[float], margin_ratio: float = 0.0, units: float | None = None) -> Split:
         """The split of these capacities (one a tier, blocks) with the lowest value; at most tiers + 1 partitions.
 
-        `margin_ratio` sends that much less of the stream to all partitions but the one of the smallest vertex, because a partition just
-        below a cliff loses all of it when the hash happens to give it too many blocks (Talus has 5 %). Raises `ValueError` where even the
-        smallest vertex is larger than what is given. Cost: one small linear program.
+        A partition just below a cliff loses all of it when the hash happens to give it too many blocks, so each gets more than its share
+        of its vertex: by `margin_ratio` (Talus has 5 %), and with `units` by what sampling can do, three times the deviation of a share s,
+        which is sqrt((1-s)/(s*units)) of it. `units` are what is hashed apart, blocks or whole chains; where they carry unequal load w,
+        the effective number sum(w)^2 / sum(w^2). The margin is taken from what is promised. Raises `ValueError` where even the smallest
+        vertex is larger than what is given, or for units below 1. Cost: some small linear programs.
         """
+        if units is not None and units < 1:
+            raise ValueError(f"units is {units}; at least 1 must be hashed")
         target = np.asarray(capacities, np.float64)
+        left = target
+        while True:
+            used, weights = self._mix(left)
+            reserve = 3.0 * np.sqrt((1.0 - weights) / (weights * units)) if units else np.zeros(weights.size)
+            needed = (weights * (1.0 + margin_ratio) * (1.0 + reserve))[:, None] * self.vertices[used]
+            over = float((needed.sum(axis=0)[target > 0] / target[target > 0]).max(initial=1.0))
+            if over <= 1.0 + 1e-6:
+                return Split(weights, needed / over, float(weights @ self.values[used]))
+            left = left / over
+
+    def _mix(self, capacities: F64) -> tuple[I64, F64]:
+        """Vertices (smallest first) and weights of the lowest value that fit into these capacities on average."""
         scale = np.maximum(self.vertices.max(axis=0), 1.0)
         found = linprog(
-            self.values, A_ub=(self.vertices / scale).T, b_ub=target / scale, A_eq=np.ones((1, self.values.size)), b_eq=[1.0],
+            self.values, A_ub=(self.vertices / scale).T, b_ub=capacities / scale, A_eq=np.ones((1, self.values.size)), b_eq=[1.0],
             method="highs-ds",
         )  # fmt: skip
         if found.status != 0:
-            raise ValueError(f"no mix of the surface's points fits into {target.tolist()} blocks: {found.message}")
+            raise ValueError(f"no mix of the surface's points fits into {capacities.tolist()} blocks: {found.message}")
         used = np.flatnonzero(found.x > 1e-9)
         used = used[np.argsort((self.vertices[used] / scale).sum(axis=1), kind="stable")]
-        weights = found.x[used] / found.x[used].sum()
-        shares = weights / (1.0 + margin_ratio)
-        shares[0] += 1.0 - shares.sum()
-        return Split(shares, weights[:, None] * self.vertices[used], float(shares @ self.values[used]))
+        return used, found.x[used] / found.x[used].sum()
 
     def value(self, capacities: Sequence[float]) -> float:
-        """Value of the hull at these capacities. Raises `ValueError` and costs as `split`."""
+        """Value of the hull at these capacities, without a margin. Raises `ValueError` and costs as `split`."""
         return self.split(capacities).value
