@@ -188,12 +188,21 @@ def test_a_chain_asked_for_again_stays_split_without_merging() -> None:
     assert nodes == {True: [4], False: [2, 2]}
 
 
-def test_a_state_written_before_merging_had_a_switch_is_read() -> None:
-    stack = RunStack(7)
-    stack.touch(*_one(0, range(9)))
-    state = stack.state()
-    older = RunStack.from_state({**state, "scalars": state["scalars"][:3]})
-    assert all(np.array_equal(value, older.state()[name]) for name, value in state.items())
+def test_a_state_of_three_scalars_and_one_filter_is_read() -> None:
+    """States written before merging had a switch and the filter two generations."""
+    stack, cut, bits = RunStack(7), np.arange(7, 300, dtype=np.uint64), 1 << 14
+    stack.touch(*_one(0, range(7)))
+    state, known = stack.state(), np.zeros(bits // 64, np.uint64)
+    for block in cut.tolist():
+        mixed = ((block ^ (block >> 32)) * 0x9E3779B97F4A7C15) & TOP_U64
+        mixed ^= mixed >> 29
+        for probe in range(3):
+            bit = (mixed + probe * (mixed >> 32 | 1)) % bits
+            known[bit // 64] |= np.uint64(1 << bit % 64)
+    older = RunStack.from_state({**state, "scalars": np.array([7, cut.size, known.size]), "filter": known})
+    assert older.maybe_trimmed(cut).all() and not older.maybe_trimmed(np.arange(10**6, 10**6 + 300, dtype=np.uint64)).all()
+    older.touch(*_one(1, range(7)))
+    assert from_top(older) == [(block, 1) for block in range(7)] and older.trimmed_blocks == cut.size
 
 
 @settings(max_examples=100, deadline=None)

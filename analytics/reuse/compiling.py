@@ -17,7 +17,7 @@ from numba.core.options import DefaultOptions
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-OPTIONS: dict[str, bool] = {"cache": True, "nogil": True, **({"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {})}
+OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, **({"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {})}
 
 
 def uncounted(function: Kernel) -> Kernel:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from analytics.reuse import stack_kernel as kernel
-from analytics.reuse.stack_parts import filter_has_each
+from analytics.reuse.stack_parts import REMEMBERED_A_WORD, filter_has_each
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -61,7 +62,9 @@ class RunStack:
     """Exact LRU stack of one tenant's blocks.
 
     `max_depth_blocks` cuts the bottom after each request, exact above it: memory then stays O(max_depth_blocks + longest chain) however
-    long the stream. A Bloom filter of `2**filter_bits` bits remembers what was cut, to tell cold from perhaps beyond the depth.
+    long the stream. A Bloom filter of `2**filter_bits` bits (more for a greater depth: 16 bits a block) remembers what was cut, to tell
+    cold from perhaps beyond the depth. It has two generations and drops the older when the younger is full: the last
+    `remembered_blocks` that were cut are known for certain, and of blocks never seen at most 6 % are taken for cut ones.
     `merge` joins neighbours that are touched together again into one node; without it the distances are the same and the nodes more.
     Cost of a request: O(blocks) to compare and copy plus O(log runs) a run.
     Source: Mattson et al. 1970 for the stack; one tree query a run is this project's own.
@@ -94,7 +97,10 @@ class RunStack:
     def max_depth_blocks(self, blocks: int | None) -> None:
         if blocks is not None and blocks < 1:
             raise ValueError(f"max_depth_blocks is {blocks}; it must be at least 1, or None for no limit")
-        self._stack.at[kernel.MAX_DEPTH] = kernel.NO_LIMIT if blocks is None else blocks
+        limit = kernel.NO_LIMIT if blocks is None else blocks
+        if limit != self._stack.at[kernel.MAX_DEPTH] and not self.trimmed_blocks:
+            self._stack = self._stack._replace(known=np.zeros(1, np.uint64))  # its size follows the depth at the first cut
+        self._stack.at[kernel.MAX_DEPTH] = limit
 
     @property
     def depth_blocks(self) -> int:
@@ -111,8 +117,14 @@ class RunStack:
         """Bytes that the arrays of the stack hold now, room to grow included; the runs that `touch` returns are not among them."""
         return sum(array.nbytes for array in self._stack)
 
+    @property
+    def remembered_blocks(self) -> int:
+        """How many of the blocks cut last the filter knows for certain; it knows up to twice as many."""
+        words = self._stack.known.size if self._stack.known.size > 1 else self._words_needed()
+        return REMEMBERED_A_WORD * (words // 2)
+
     def maybe_trimmed(self, hashes: U64) -> npt.NDArray[np.bool_]:
-        """Whether each block may have been cut off: false is certain, true may be a chance agreement in the filter."""
+        """Whether each block may have been cut off: true may be a chance agreement in the filter, false that it was long ago."""
         if not self.trimmed_blocks:
             return np.zeros(len(hashes), np.bool_)
         return filter_has_each(self._stack.known, np.ascontiguousarray(hashes, np.uint64))
@@ -146,9 +158,9 @@ class RunStack:
         self._repack(len(self._stack.arena))
         stack, top = self._stack, int(self._stack.at[kernel.TOP])
         nodes = stack.nodes[stack.slots[1 : top + 1]]
-        trimmed = self.trimmed_blocks
+        limit, trimmed = stack.at[kernel.MAX_DEPTH], self.trimmed_blocks
         return {
-            "scalars": np.array([stack.at[kernel.MAX_DEPTH], trimmed, self._filter_words, stack.at[kernel.MERGE]], np.int64),
+            "scalars": np.array([limit, trimmed, self._filter_words, *stack.at[[kernel.MERGE, kernel.YOUNG, kernel.CUT]]], np.int64),
             "lengths": nodes[:, kernel.LENGTH].copy(),
             "ts_us": nodes[:, kernel.TS].copy(),
             "hashes": stack.arena[: stack.at[kernel.USED]].copy(),
@@ -160,19 +172,19 @@ class RunStack:
         """A stack from what `state` returned. Raises `KeyError` for a missing array."""
         scalars, lengths, ts_us, hashes, known = (np.asarray(state[name]) for name in STATE_FIELDS)
         limit, trimmed, words, *rest = (int(value) for value in scalars)
-        merge = bool(rest[0]) if rest else True  # older states do not say
-        stack = cls(None if limit == kernel.NO_LIMIT else limit, initial_room=2 * max(lengths.size, 1) + 2, merge=merge)
+        merge, young, cut = rest if len(rest) == 3 else (1, 0, 0)  # older states say neither
+        stack = cls(None if limit == kernel.NO_LIMIT else limit, initial_room=2 * max(lengths.size, 1) + 2, merge=bool(merge))
         stack._filter_words = words
         stack._stack = stack._stack._replace(arena=np.concatenate([hashes.astype(np.uint64), np.empty(hashes.size + 4, np.uint64)]))
         if trimmed:
-            stack._stack = stack._stack._replace(known=known.astype(np.uint64))
+            stack._stack = stack._stack._replace(known=known.astype(np.uint64) if rest else _two_generations(known))
         at, nodes, live = stack._stack.at, stack._stack.nodes, lengths.size
         nodes[:live, kernel.START] = np.cumsum(lengths) - lengths
         nodes[:live, kernel.LENGTH], nodes[:live, kernel.TS] = lengths, ts_us
         stack._stack.slots[1 : live + 1] = np.arange(live)
         at[kernel.TOP] = at[kernel.NODES] = at[kernel.LIVE] = live
         at[kernel.DEPTH] = at[kernel.USED] = hashes.size
-        at[kernel.TRIMMED] = trimmed
+        at[kernel.TRIMMED], at[kernel.YOUNG], at[kernel.CUT] = trimmed, young, cut
         stack._renumber(len(stack._stack.slots))
         kernel.rehash(stack._stack, stack._stack.table)
         return stack
@@ -188,19 +200,24 @@ class RunStack:
             spare = np.zeros((live + pieces, kernel.NODE_FIELDS), np.int64)
             self._stack = self._stack._replace(nodes=np.concatenate([self._stack.nodes, spare]))
         if 4 * (live + pieces) > self._stack.table.size:
-            table = np.zeros(8 << (live + pieces).bit_length(), np.uint64)
+            table = np.zeros(4 << (live + pieces).bit_length(), np.uint64)
             kernel.rehash(self._stack, table)
             self._stack = self._stack._replace(table=table)
         if at[kernel.USED] + blocks > self._stack.arena.size:
             self._repack(_grown(self._stack.arena.size, self.depth_blocks + blocks))
         if self._stack.known.size == 1 and at[kernel.MAX_DEPTH] < kernel.NO_LIMIT:
-            self._stack = self._stack._replace(known=np.zeros(self._filter_words, np.uint64))
+            self._stack = self._stack._replace(known=np.zeros(self._words_needed(), np.uint64))
         if at[kernel.RUNS] + pieces > out.request.size:
             wider = _columns(2 * out.request.size + pieces)
             for name, column in out._asdict().items():
                 getattr(wider, name)[: column.size] = column
             return wider
         return out
+
+    def _words_needed(self) -> int:
+        """Words of the filter: as many as were asked for, at least a quarter of the depth in blocks where there is one."""
+        depth = self.max_depth_blocks
+        return self._filter_words if depth is None else max(self._filter_words, 1 << (depth // 4).bit_length())
 
     def _fit_pieces(self, count: int) -> None:
         if count > self._stack.pieces.shape[0]:
@@ -220,6 +237,13 @@ class RunStack:
 def _grown(size: int, needed: int) -> int:
     """Room after compaction: the same while a third of it is free, else twice the need; so a block is moved twice on average at most."""
     return size if 3 * needed <= 2 * size else 2 * needed
+
+
+def _two_generations(known: npt.NDArray[Any]) -> U64:
+    """A filter of one generation, from an older state, as the elder one of two: its halves laid over one another know the same blocks."""
+    words = known.astype(np.uint64)
+    half = words.size // 2
+    return np.concatenate([np.zeros(half, np.uint64), words[:half] | words[half:]])
 
 
 def _columns(size: int) -> kernel.RunColumns:

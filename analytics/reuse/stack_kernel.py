@@ -14,14 +14,27 @@ import numpy as np
 import numpy.typing as npt
 
 from analytics.reuse.compiling import uncounted
-from analytics.reuse.stack_parts import add_weight, append_weight, filter_add, filter_has, find, insert, remove, weight_up_to
+from analytics.reuse.stack_parts import (
+    REMEMBERED_A_WORD,
+    add_weight,
+    append_weight,
+    copy,
+    filter_add,
+    filter_clear,
+    filter_has,
+    find,
+    insert,
+    matching,
+    remove,
+    weight_up_to,
+)
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
-# Scalars of the stack, in `Stack.at`.
-DEPTH, TOP, BOTTOM, USED, NODES, FREE, LIVE, TRIMMED, MAX_DEPTH, RUNS, NEED_PIECES, NEED_BLOCKS, MERGE, SCALARS = range(14)
+# Scalars of the stack, in `Stack.at`; YOUNG is the filter's generation that takes what is cut, CUT how many it has taken.
+DEPTH, TOP, BOTTOM, USED, NODES, FREE, LIVE, TRIMMED, MAX_DEPTH, RUNS, NEED_PIECES, NEED_BLOCKS, MERGE, YOUNG, CUT, SCALARS = range(16)
 # Fields of a node; START of a freed node is the next free one.
 START, LENGTH, SLOT, TS, NODE_FIELDS = range(5)
 # Columns of `Stack.pieces`, one row for each node that the request in hand reaches.
@@ -33,7 +46,6 @@ NO_LIMIT = 1 << 62
 # only, never at where hashes lie, so that a stack restored from its state keeps the very same nodes.
 MERGE_FACTOR = 2
 MERGE_FREELY_BLOCKS = 64
-COMPARED = 64
 
 
 class Stack(NamedTuple):
@@ -126,23 +138,6 @@ def _detach(stack: Stack, node: int, matched: int) -> None:
 
 
 @uncounted
-def _matching(arena: U64, start: int, hashes: U64, first: int, length: int) -> int:
-    """How many leading hashes agree; 64 at a time and on slices, which the compiler turns into vector code (16 it does not)."""
-    a, b = arena[start : start + length], hashes[first : first + length]
-    done = 0
-    while done + COMPARED <= length:
-        differ = np.uint64(0)
-        for i in range(done, done + COMPARED):
-            differ |= a[i] ^ b[i]
-        if differ != 0:
-            break
-        done += COMPARED
-    while done < length and a[done] == b[done]:
-        done += 1
-    return done
-
-
-@uncounted
 def _look_up(stack: Stack, hashes: U64, lo: int, hi: int) -> tuple[int, int, bool]:
     """Fill `pieces` with what the chain reaches: (pieces, first cold hash, whether the cold rest may be stored).
 
@@ -161,7 +156,7 @@ def _look_up(stack: Stack, hashes: U64, lo: int, hi: int) -> tuple[int, int, boo
         if slot >= slot_before:
             return count, first, False
         above = above + length_before if slot == slot_before - 1 else at[DEPTH] - weight_up_to(stack.fenwick, slot)
-        matched = _matching(stack.arena, nodes[node, START], hashes, first, min(length, hi - first))
+        matched = matching(stack.arena, nodes[node, START], hashes, first, min(length, hi - first))
         pieces[count, NODE], pieces[count, MATCHED], pieces[count, ABOVE] = node, matched, above
         slot_before, length_before = slot, length
         first += matched
@@ -211,12 +206,9 @@ def _write(out: RunColumns, run: int, request: int, position: int, length: int, 
 
 
 @uncounted
-def _copy(hashes: U64, lo: int, hi: int, stack: Stack) -> None:
-    used = stack.at[USED]
-    target, source = stack.arena[used : used + hi - lo], hashes[lo:hi]
-    for i in range(hi - lo):
-        target[i] = source[i]
-    stack.at[USED] = used + hi - lo
+def _append(stack: Stack, hashes: U64, lo: int, hi: int) -> None:
+    copy(stack.arena, stack.at[USED], hashes, lo, hi - lo)
+    stack.at[USED] += hi - lo
 
 
 @uncounted
@@ -252,7 +244,7 @@ def _merge(stack: Stack, hashes: U64, first: int, last: int, lo: int, hi: int) -
     else:
         nodes[base, START] = stack.at[USED]
         nodes[base, LENGTH] = 0
-    _copy(hashes, lo, hi, stack)
+    _append(stack, hashes, lo, hi)
     nodes[base, LENGTH] += hi - lo
 
 
@@ -261,7 +253,7 @@ def _push_cold(stack: Stack, hashes: U64, first: int, hi: int, ts_us: int) -> No
     """Store the cold rest as a node of its own, unless, outside the contract, another node begins with its first hash by now."""
     node = _new_node(stack, stack.at[USED], hi - first)
     if insert(stack.table, hashes[first], node):
-        _copy(hashes, first, hi, stack)
+        _append(stack, hashes, first, hi)
         _push(stack, node, ts_us)
     else:
         _recycle(stack, node)
@@ -305,6 +297,17 @@ def _leading_known(stack: Stack, hashes: U64, first: int, hi: int) -> int:
 
 
 @uncounted
+def _remember(stack: Stack, block: int) -> None:
+    """Enter a block that is cut; a full generation is followed by the older one, emptied, so that the filter never fills up."""
+    at = stack.at
+    if at[CUT] >= REMEMBERED_A_WORD * (stack.known.size // 2):
+        at[YOUNG], at[CUT] = 1 - at[YOUNG], 0
+        filter_clear(stack.known, at[YOUNG])
+    filter_add(stack.known, at[YOUNG], block)
+    at[CUT] += 1
+
+
+@uncounted
 def _trim(stack: Stack) -> None:
     """Cut the bottom of the stack down to the greatest depth; the filter remembers what went."""
     at, nodes = stack.at, stack.nodes
@@ -317,7 +320,7 @@ def _trim(stack: Stack) -> None:
         cut = min(length, at[DEPTH] - at[MAX_DEPTH])
         end = nodes[node, START] + length
         for i in range(end - cut, end):
-            filter_add(stack.known, stack.arena[i])
+            _remember(stack, stack.arena[i])
         add_weight(stack.fenwick, at[TOP], slot, -cut)
         at[DEPTH] -= cut
         at[TRIMMED] += cut
@@ -371,9 +374,7 @@ def repack(stack: Stack, arena: U64) -> None:
         node = stack.slots[slot]
         if node >= 0:
             start, length = stack.nodes[node, START], stack.nodes[node, LENGTH]
-            target, source = arena[used : used + length], stack.arena[start : start + length]
-            for i in range(length):
-                target[i] = source[i]
+            copy(arena, used, stack.arena, start, length)
             stack.nodes[node, START] = used
             used += length
     stack.at[USED] = used
