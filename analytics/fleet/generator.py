@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from analytics.fleet.presets import burst_load, category_mix, client_mix, qwen_like
 from analytics.fleet.workload import Codes, Hashes, Ints, Workload, mix
+
+__all__ = ["TenantSpec", "burst_load", "category_mix", "change_prompt_head", "client_mix", "generate", "qwen_like", "scan"]
 
 Arrivals = Literal["poisson", "paced"]
 _PILOT = 4096
