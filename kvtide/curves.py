@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from analytics.bands import Band, jackknife_band
 from analytics.curve import Curve, Weight
 from analytics.curve_algebra import cliffs, knee
 from analytics.estimators import ESTIMATORS, EXACT, MODELS, POLICY, SAMPLED, SIZED, Estimator, parameters
@@ -20,6 +19,9 @@ from analytics.reuse.chains import ChainBuilder, ChainColumns
 from ingest.chaining import mix64_int, text_hash
 from ingest.errors import UsageError
 from ingest.sources import TraceRequest
+
+if TYPE_CHECKING:
+    from analytics.bands import Band
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -146,6 +148,8 @@ def band(name: str, given: dict[str, Any], chains: ChainColumns, curve: Curve, c
 
     `given` are all parameters of the estimator, `curve` is its curve. Cost: 33 estimates.
     """
+    from analytics.bands import Band, jackknife_band  # here, since SciPy's distributions take a second to come
+
     rate = sampled_rate(name, given, curve)
     estimate = partial(ESTIMATORS[name], chains, **given)
     found = jackknife_band(lambda fold: counting(estimate(fold=fold), by), capacities, rate=rate, shards=BAND_SHARDS, level=BAND_LEVEL)

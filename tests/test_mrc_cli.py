@@ -182,13 +182,17 @@ def test_everything_printed_fits_100_columns(sessions: str, monkeypatch: pytest.
     assert max(map(len, lines)) <= 100
     assert sum("capacity_blocks" in line for line in lines) >= 3 and "continued" in out
     assert all(f"tenant-{i:02d}" in out for i in range(1, 18)) and "tenants were assigned by kvtide" in out
-    assert "what is not lru is another cache" in out
+    assert "note: kosmo went block by block in forward order" in out
 
 
-def test_the_bar_names_what_is_measured(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar_that_names_what_is_measured(
+    sessions: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert run("--compare", "olken")["compare"]["estimators"]
+    assert kvtide(monkeypatch, "mrc", sessions, "-f", "mooncake", "--compare", "olken", "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["compare"] and "comparing" in err and "olken" in err
 
 
 # ---------------------------------------------------------------- plots

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from analytics.bands import Band
 from analytics.curve import WEIGHTS, Curve
 from analytics.estimators import ESTIMATORS, SAMPLED, parameters
 from ingest.errors import UsageError
@@ -25,11 +24,16 @@ from kvtide.mrcplot import GIB, WEIGHED, Line, Plot, capacities_drawn, plot_form
 from kvtide.prefill_cost import parse_cost, prefill_cost_option
 from kvtide.tracefiles import TraceInput, clock_note, plain_console, plain_table, trace_options
 
+if TYPE_CHECKING:
+    from analytics.bands import Band
+
 WIDTH = 100  # columns that a table may take
 _DEFAULT_POINTS = 20
 _BAND_BLOCKS = 20_000_000  # up to so many a band, which takes 33 estimates, is a matter of seconds
 _MOST_LINES = 24
 _ALL = "all"
+# Kinds of estimators that are of another cache than run_exact's.
+_OTHER_CACHES = {"sized": "counted capacity in tokens", "policy": "went block by block in forward order"}
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 
 
@@ -360,8 +364,9 @@ def _print_compared(console: Console, compared: dict[str, Any]) -> None:
     for row in rows:
         if row["failed"]:
             console.print(f"{row['estimator']} gives no curve of this trace: {row['failed']}", markup=False)
-    if any(row["policy"] != "lru" for row in rows):
-        console.print("note: what is not lru is another cache; its distance from run_exact is no error", markup=False)
+    for kind, how in _OTHER_CACHES.items():
+        if names := [row["estimator"] for row in rows if row["kind"] == kind]:
+            console.print(f"note: {' and '.join(names)} {how}, so not all of the distance is error", markup=False)
 
 
 def _gib(value: float) -> str:
