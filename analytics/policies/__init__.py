@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies import frequent, lazy, lists, segments, small_main
+from analytics.policies import cacheus, frequent, lazy, lirs, lists, merlin, sampled, segments, small_main, tinylfu
 from analytics.policies.cursor import PLAIN, PREFIX, Trace, bare, new_cursor, predecessors
 from analytics.policies.fifos import fifo, s3fifo, sieve
 from analytics.policies.frequency import lfu
@@ -97,6 +97,14 @@ POLICIES: dict[str, Policy] = {
     "age": Policy(lazy.age),
     "s3fifo": Policy(small_main.s3fifo, s3fifo),
     "s4fifo": Policy(small_main.s4fifo),
+    "lirs": Policy(lirs.lirs),
+    "w_tinylfu": Policy(tinylfu.w_tinylfu),
+    "merlin": Policy(merlin.merlin),
+    "hyperbolic": Policy(sampled.hyperbolic),
+    "la_cache": Policy(sampled.la_cache),
+    "rfb": Policy(sampled.rfb),
+    "lhd": Policy(sampled.lhd),
+    "cacheus": Policy(cacheus.cacheus),
     "belady": Policy(belady_walk, belady),
 }
 

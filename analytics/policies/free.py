@@ -92,7 +92,7 @@ def below(random: U64, bound: int) -> int:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
-    return int((x >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32))
+    return np.int64((x >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32))  # type: ignore[return-value]
 
 
 def seeded(seed: int) -> U64:

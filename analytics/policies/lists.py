@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from analytics.policies.cursor import HIT, KEY, Cursor, Trace, advance, enter, full, leave
-from analytics.policies.queues import Queues, append, kernel, length, make_queues, pop, remove
+from analytics.policies.cursor import FORM, HIT, KEY, PREFIX, REQUEST, Cursor, Trace, advance, enter, full, leave
+from analytics.policies.free import freed_parent
+from analytics.policies.queues import STUCK, Queues, append, front, kernel, length, make_queues, pop, queue_of, remove
 
 
 def lru(trace: Trace, cursor: Cursor, capacity: int) -> None:
@@ -42,11 +43,45 @@ def pop_free(cursor: Cursor, queues: Queues, queue: int) -> int:
 
 
 @kernel
-def take_free(cursor: Cursor, queues: Queues, queue: int) -> int:
-    """Take out the first id of a queue that is not held, -1 where there is none; held ones before it go to the back."""
+def front_free(cursor: Cursor, queues: Queues, queue: int) -> int:
+    """The first id of a queue that is not held, -1 where there is none; it stays, held ones before it go to the back.
+
+    A queue that was found to be all held is not searched again for this request until a block comes into it (`store`: other than the one
+    that is entered, which is pinned) or is freed there by its child (`depart`, in place of `leave`).
+    """
+    if queues.ends[queue, STUCK] == cursor.at[REQUEST] + 1:
+        return -1
     for _ in range(length(queues, queue)):
-        key = pop(queues, queue)
+        key = front(queues, queue)
         if cursor.held[key] == 0:
             return key
-        append(queues, queue, key)
+        append(queues, queue, pop(queues, queue))
+    queues.ends[queue, STUCK] = cursor.at[REQUEST] + 1
     return -1
+
+
+@kernel
+def store(cursor: Cursor, trace: Trace, queues: Queues, queue: int, key: int) -> None:
+    """Enter a block and append it."""
+    stuck = queues.ends[queue, STUCK] if cursor.at[FORM] == PREFIX else 0
+    enter(cursor, trace, key)
+    append(queues, queue, key)
+    queues.ends[queue, STUCK] = stuck
+
+
+@kernel
+def depart(cursor: Cursor, trace: Trace, queues: Queues, key: int) -> None:
+    """Book a block out that stands in no queue any more; the queue of the parent that it frees may be searched again."""
+    leave(cursor, trace, key)
+    parent = freed_parent(cursor, trace, key)
+    if parent >= 0 and queue_of(queues, parent) >= 0:
+        queues.ends[queue_of(queues, parent), STUCK] = 0
+
+
+@kernel
+def take_free(cursor: Cursor, queues: Queues, queue: int) -> int:
+    """Take out the first id of a queue that is not held, -1 where there is none; held ones before it go to the back."""
+    key = front_free(cursor, queues, queue)
+    if key >= 0:
+        remove(queues, key)
+    return key

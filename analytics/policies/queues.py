@@ -18,7 +18,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 QUEUES = 4
-FRONT, BACK, LIVE = range(3)
+FRONT, BACK, LIVE, STUCK = range(4)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -31,7 +31,7 @@ def kernel(function: Function) -> Function:
 
 
 class Queues(NamedTuple):
-    """`entries` int32[QUEUES, room] · `ends` int64[QUEUES, 3] of FRONT, BACK, LIVE · `at` int32[n_ids]."""
+    """`entries` int32[QUEUES, room] · `ends` int64[QUEUES, 4] of FRONT, BACK, LIVE and STUCK (`lists.front_free`) · `at` int32[n_ids]."""
 
     entries: I32
     ends: I64
@@ -41,7 +41,7 @@ class Queues(NamedTuple):
 def make_queues(n_ids: int, most_live: int) -> Queues:
     """Empty queues of which none ever holds more than `most_live` ids."""
     entries = np.empty((QUEUES, 4 * most_live + 64), np.int32)
-    return Queues(entries, np.zeros((QUEUES, 3), np.int64), np.full(n_ids, -1, np.int32))
+    return Queues(entries, np.zeros((QUEUES, 4), np.int64), np.full(n_ids, -1, np.int32))
 
 
 @kernel
@@ -75,6 +75,7 @@ def append(queues: Queues, queue: int, key: int) -> None:
     queues.at[key] = back * QUEUES + queue
     ends[queue, BACK] = back + 1
     ends[queue, LIVE] += 1
+    ends[queue, STUCK] = 0
 
 
 @kernel
@@ -110,3 +111,12 @@ def _compact(queues: Queues, queue: int) -> None:
             queues.at[key] = back * QUEUES + queue
             back += 1
     ends[queue, FRONT], ends[queue, BACK] = 0, back
+
+
+@kernel
+def front(queues: Queues, queue: int) -> int:
+    """The id at the front of a queue that is not empty; it stays."""
+    ends = queues.ends
+    while queues.at[queues.entries[queue, ends[queue, FRONT]]] != ends[queue, FRONT] * QUEUES + queue:
+        ends[queue, FRONT] += 1
+    return queues.entries[queue, ends[queue, FRONT]]

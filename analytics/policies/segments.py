@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from analytics.policies.cursor import HIT, KEY, Cursor, Trace, advance, enter, full, leave
-from analytics.policies.lists import take_free
+from analytics.policies.cursor import HIT, KEY, Cursor, Trace, advance, full
+from analytics.policies.lists import depart, store, take_free
 from analytics.policies.queues import Queues, append, kernel, length, make_queues, pop, queue_of, remember, remove
 from analytics.policies.recency import B1, B2, HOT, IN, IN_SHARE, OUT, OUT_SHARE, T1, T2
 
@@ -28,9 +28,10 @@ def _two_q(trace: Trace, cursor: Cursor, queues: Queues, in_room: int, out_room:
         if not cursor.at[HIT]:
             while full(cursor):
                 hot_first = length(queues, IN) <= in_room and length(queues, HOT) > 0
-                leave(cursor, trace, _take_two_q(cursor, queues, hot_first, out_room))
-            enter(cursor, trace, key)
-        append(queues, IN if queue < 0 else HOT, key)
+                depart(cursor, trace, queues, _take_two_q(cursor, queues, hot_first, out_room))
+            store(cursor, trace, queues, IN if queue < 0 else HOT, key)
+        else:
+            append(queues, HOT, key)
 
 
 @kernel
@@ -69,10 +70,12 @@ def _arc(trace: Trace, cursor: Cursor, queues: Queues, capacity: int) -> None:
                 _trim_ghosts(queues, capacity)
             while full(cursor):
                 _replace(trace, cursor, queues, target, queue == B2, no_ghost)
-            enter(cursor, trace, key)
-        if queue >= 0:
+            if queue >= 0:
+                remove(queues, key)
+            store(cursor, trace, queues, T1 if queue < 0 else T2, key)
+        else:
             remove(queues, key)
-        append(queues, T1 if queue < 0 else T2, key)
+            append(queues, T2, key)
 
 
 @kernel
@@ -92,6 +95,6 @@ def _replace(trace: Trace, cursor: Cursor, queues: Queues, target: float, in_b2:
     if key < 0:
         queue = T2 if recent_first else T1
         key = take_free(cursor, queues, queue)
-    leave(cursor, trace, key)
+    depart(cursor, trace, queues, key)
     if not no_ghost:
         append(queues, B1 if queue == T1 else B2, key)
