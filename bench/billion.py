@@ -52,13 +52,16 @@ def through_stack(blocks: int, limit: int | None = None, depth: int = DEPTH_BLOC
     warm_up = Stream(seed)
     RunStack(depth).touch(*warm_up.chunk(1))
     stream, stack, readings = Stream(seed), RunStack(depth), list[dict[str, Any]]()
-    start_rss, engine, generator, runs, done = rss_bytes(), Took(), Took(), 0, 0
+    start_rss, engine, generator, runs, done, cold = rss_bytes(), Took(), Took(), 0, 0, 0
     while done < blocks and (limit is None or stream.requests < limit):
         made, columns = took(partial(stream.chunk, None if limit is None else limit - stream.requests))
         seconds, found = took(partial(stack.touch, *columns))
         generator, engine, runs, done = generator + made, engine + seconds, runs + len(found), done + columns[2].size
+        cold += int(found.length[found.distance < 0].sum())
         if done >= REPORT_AT[len(readings)] * blocks or done >= blocks or stream.requests == limit:
-            readings.append(_reading(stream, stack, done, blocks, start_rss, engine))
+            before = readings[-1] if readings else {"blocks": 0, "cold_blocks": 0, "cpu_s": 0.0}
+            now = {"blocks": done, "cold_blocks": cold, "cpu_s": engine.cpu_s}
+            readings.append({"share": done / blocks, **now, **_since(before, now), **_held(stream, stack, start_rss)})
     return {
         "blocks": done,
         "requests": stream.requests,
@@ -75,16 +78,20 @@ def through_stack(blocks: int, limit: int | None = None, depth: int = DEPTH_BLOC
     }
 
 
-def _reading(stream: Stream, stack: RunStack, done: int, blocks: int, start_rss: int, engine: Took) -> dict[str, Any]:
+def _since(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
+    """Speed and share of cold blocks since the reading before: what is cold must be stored, and something else cut for it."""
+    blocks, cold, cpu_s = (now[key] - before[key] for key in ("blocks", "cold_blocks", "cpu_s"))
+    return {"blocks_per_second": blocks / cpu_s, "cold_ratio": cold / blocks}
+
+
+def _held(stream: Stream, stack: RunStack, start_rss: int) -> dict[str, int]:
     rss = rss_bytes()
     return {
-        "share": done / blocks,
-        "blocks": done,
         "distinct_blocks": stream.distinct_blocks,
+        "stack_blocks": stack.depth_blocks,
+        "stack_bytes": stack.nbytes,
         "rss_bytes": rss,
         "rss_growth_bytes": rss - start_rss,
-        "stack_bytes": stack.nbytes,
-        "blocks_per_second": done / engine.cpu_s,
     }
 
 

@@ -148,7 +148,9 @@ def test_billion_bench_holds_to_its_depth() -> None:
     small = billion.through_stack(60_000_000, depth=1 << 12)
     chunk = billion.CHUNK_BLOCKS / 60_000_000
     assert all(share <= reading["share"] < share + chunk for reading, share in zip(small["readings"], billion.REPORT_AT, strict=True))
-    assert small["trimmed_blocks"] > 100_000
+    assert small["trimmed_blocks"] > 100_000 and all(reading["stack_blocks"] == 1 << 12 for reading in small["readings"])
+    # What came cold and stands no longer was cut.
+    assert small["readings"][-1]["cold_blocks"] == small["trimmed_blocks"] + (1 << 12)
     assert small["readings"][-1]["stack_bytes"] <= small["readings"][0]["stack_bytes"] < 2_000_000
 
 

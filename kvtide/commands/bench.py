@@ -46,7 +46,8 @@ Keys of `curves` (one process, one core, compiled and run once before; reference
                again, with and without a depth limit; spread_ratio is the fastest of the three by the slowest.
 
 \b
-Keys of `billion`: readings after 10, 50 and 100 % (RSS, its growth, bytes of the stack); generator apart.
+Keys of `billion`: readings after 10, 50 and 100 %: RSS and its growth, what the stack holds, and, since the reading
+before, speed and share of cold blocks (which costs most, and rises until the sessions have grown); generator apart.
 """
 
 
