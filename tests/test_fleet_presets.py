@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from analytics.workload.hits import session_sharing
 from analytics.workload.times import arrivals, categories
 from analytics.workload.turns import turns
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "workloads.md"
 # How far a generated load may be from the published totals: requests and mean prompt relative, the others in hit ratio.
 REQUESTS, IDEAL, LRU, SAME_SESSION, PROMPT = 0.03, 0.02, 0.03, 0.05, 0.15
 
@@ -43,6 +46,11 @@ def test_qwen_like_loads_have_the_published_totals(sample: str, seed: int) -> No
         assert abs(session_sharing(chains)["within_session_hits_ratio"] - published.same_session_ratio) < SAME_SESSION
     if published.mean_prompt_tokens is not None:
         assert abs(load.prompt_tokens.mean() / published.mean_prompt_tokens - 1) < PROMPT
+    if seed == 101:
+        ratios = zip([curve.ideal_ratio(), *found.tolist()], [published.ideal_ratio, *published.lru_ratio], strict=True)
+        cells = " | ".join(f"{mine:.3f} ({theirs:.3f})".replace("0.", ".") for mine, theirs in ratios)
+        row = f"| {sample if sample in 'AB' else sample.title()} | {len(load):,} ({published.requests:,}) | {cells} |"
+        assert row in DOCUMENT.read_text(encoding="utf-8"), row
 
 
 def test_category_mix_is_rich_in_categories_with_exponential_reuse() -> None:
