@@ -35,9 +35,11 @@ class Memory(NamedTuple):
     classes: npt.NDArray[np.int64]  # [keys, 4]: per class of requests (first block), or per session
     features: npt.NDArray[np.float64]  # [requests, FEATURES]: of every request, where it was placed
     model: npt.NDArray[np.float64]  # [FEATURES + 2, FEATURES]: what a learner has learned
-    rates: npt.NDArray[np.float64]  # [instances + 1, 4]: decaying sums, the last row those of the fleet
+    rates: npt.NDArray[np.float64]  # [instances + 1, 5]: decaying sums, the last row those of the fleet
     reuse: npt.NDArray[np.float64]  # [BINS, 2]: decaying histogram of reuse times
-    touched: npt.NDArray[np.int64]  # [blocks, 2]: when a block was last asked for, and where
+    touched: npt.NDArray[np.int64]  # [blocks]: when a block was last asked for
+    expected: npt.NDArray[np.int32]  # [blocks, instances]: the last placement there that named the block, as a serial from 1
+    placements: npt.NDArray[np.int64]  # [instances]: requests placed there so far
     terms: npt.NDArray[np.float64]  # [instances, TERMS]: of the last decision, for explanations
 
 
@@ -71,7 +73,7 @@ def new_memory(instances: int, seed: int, params: tuple[float, ...], needs: Need
     links = [np.full((listed + 1, instances), -1, np.int32) for _ in range(2)]
     for link in links:
         link[0] = 0
-    touched = np.full((sizes.blocks if needs.curves else 1, 2), -1, np.int64)
+    blocks = sizes.blocks if needs.curves else 1
     return Memory(
         np.array([*params, *([0.0] * (8 - len(params)))], np.float64),
         np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64),
@@ -87,9 +89,11 @@ def new_memory(instances: int, seed: int, params: tuple[float, ...], needs: Need
         np.zeros((keys if needs.classes else 1, 4), np.int64),
         np.zeros((sizes.requests if needs.learner else 1, FEATURES)),
         np.zeros((FEATURES + 2, FEATURES)),
-        np.zeros((instances + 1, 4)),
+        np.zeros((instances + 1, 5)),
         np.zeros((BINS, 2)),
-        touched,
+        np.full(blocks, -1, np.int64),
+        np.zeros((blocks, instances), np.int32),
+        np.zeros(instances, np.int64),
         np.zeros((instances, TERMS)),
     )
 
@@ -114,7 +118,7 @@ def grown(m: Memory, needs: Needs, sizes: Sizes) -> Memory:
     if needs.learner:
         m = m._replace(features=longer(m.features, sizes.requests, 0))
     if needs.curves:
-        m = m._replace(touched=longer(m.touched, sizes.blocks, -1))
+        m = m._replace(touched=longer(m.touched, sizes.blocks, -1), expected=longer(m.expected, sizes.blocks, 0))
     return m
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from analytics.fleet.routing.memory import EXPIRED, RING, WRITTEN, least
-from analytics.fleet.routing.view import empty_blocks, own_us
+from analytics.fleet.routing.view import displaced_blocks, own_us
 
 AT_US, WHERE, COST_US, TOKENS = 0, 1, 2, 3  # columns of `ring`
 LOAD_US, ASKED, HIT = 0, 1, 2  # columns of `window`
@@ -113,7 +113,7 @@ def preble_e2(q: Any, v: Any, m: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _eviction_us(q: Any, v: Any, m: Any, i: Any) -> Any:
-    evicted = max(-(-q.prompt_tokens // v.block_size) - v.hit_blocks[i] - empty_blocks(v, i), 0)
+    evicted = displaced_blocks(v, i, -(-q.prompt_tokens // v.block_size) - v.hit_blocks[i], q.now_us)
     ratio = m.window[i, HIT] / m.window[i, ASKED] if m.window[i, ASKED] else 0.0
     return 1e6 * v.cost[0] / v.speed[i] * evicted * v.block_size * ratio
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from analytics.fleet.cache import BLOCK_FIELDS, CAPACITY, EVICTABLE, FREE, FREED_US, INSTANCE_FIELDS, LIVE, NEXT
+from analytics.fleet.cache import BLOCK_FIELDS, CAPACITY, EVICTABLE, FREE, FREED_US, ID, INSTANCE_FIELDS, LIVE, NEXT
 
 NO_CHAIN = np.zeros(0, np.int32)
 
@@ -151,15 +151,18 @@ def pinned_ratio(v: Any, i: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def empty_blocks(v: Any, i: Any) -> Any:
-    """Free blocks that carry no hash: an allocation takes them before it evicts anything."""
-    return v.engine[i, FREE] - v.engine[i, EVICTABLE]
+def eviction_age_us(v: Any, i: Any, now: Any) -> Any:
+    """How long the block that instance `i` would take next has been idle; -1 where it has room that was never used."""
+    if v.engine[i, EVICTABLE] == 0:
+        return -1
+    blocks = v.blocks[i]
+    front = blocks[blocks[blocks.shape[0] - 1, NEXT]]
+    return -1 if front[ID] < 0 and front[FREED_US] == 0 else now - front[FREED_US]
 
 
 @njit(cache=True, nogil=True)
-def eviction_age_us(v: Any, i: Any, now: Any) -> Any:
-    """How long the block that instance `i` would evict next has been idle; -1 where it would evict none."""
-    if v.engine[i, EVICTABLE] == 0 or empty_blocks(v, i) > 0:
-        return -1
-    blocks = v.blocks[i]
-    return now - blocks[blocks[blocks.shape[0] - 1, NEXT], FREED_US]
+def displaced_blocks(v: Any, i: Any, fresh: Any, now: Any) -> Any:
+    """Blocks that somebody could still hit which `fresh` new ones push out of instance `i`: their share of its free queue."""
+    if eviction_age_us(v, i, now) < 0:
+        return 0.0
+    return fresh * v.engine[i, EVICTABLE] / v.engine[i, FREE]
