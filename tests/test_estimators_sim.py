@@ -19,6 +19,10 @@ from ingest.sources import read_trace
 TRACES = Path(__file__).parents[1] / ".." / "shared" / "traces"
 
 
+# Those with published figures; minisim takes any policy of the registry.
+every_simulated = pytest.mark.parametrize("policy", ["2q", "arc", "belady", "fifo", "lfu", "lru", "s3fifo", "sieve"])
+
+
 def references(keys: np.ndarray) -> ChainColumns:
     """Every key a request of its own, one token long."""
     n = keys.size
@@ -55,7 +59,7 @@ def test_minisim_at_rate_one_is_full_simulation(policy: str) -> None:
     assert estimated.hit_ratio(sizes) == pytest.approx(np.maximum.accumulate(full(chains, policy, sizes)), abs=1e-12)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@every_simulated
 def test_minisim_at_ten_percent_of_a_zipf_stream(policy: str) -> None:
     """Zipf 0.8 over 30,000 blocks, 40 log-spaced capacities from 1,000 blocks to all, mean over 4 draws."""
     chains = zipf(30_000, 200_000, 0.8, 2)
@@ -130,7 +134,7 @@ def mooncake(trace: str) -> ChainColumns:
 
 
 @pytest.mark.traces
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@every_simulated
 @pytest.mark.parametrize("trace", ["conversation", "synthetic"])
 def test_minisim_at_ten_percent_of_mooncake(trace: str, policy: str) -> None:
     """40 log-spaced capacities from 1,000 blocks to all distinct ones, 512-token blocks, mean over 3 draws."""
@@ -139,7 +143,7 @@ def test_minisim_at_ten_percent_of_mooncake(trace: str, policy: str) -> None:
 
 
 @pytest.mark.traces
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@every_simulated
 def test_minisim_at_ten_percent_of_ragpulse(policy: str) -> None:
     """A trace that nothing was chosen by; capacities as above, in components."""
     path = TRACES / "ragpulse" / "0_trace.jsonl"
@@ -162,7 +166,7 @@ def test_kosmo_on_what_every_policy_does_alike(policy: int) -> None:
         assert (loop[8:] == 8).all()
 
 
-@pytest.mark.parametrize(("policy", "tolerance"), [("lfu", 0.01), ("fifo", 0.10), ("2q", 0.08)])
+@pytest.mark.parametrize(("policy", "tolerance"), [("lfu", 0.004), ("fifo", 0.10), ("2q", 0.03)])
 def test_kosmo_near_full_simulation(policy: str, tolerance: float) -> None:
     """Zipf 1.0 over 600 blocks without sampling, 40 log-spaced capacities; FIFO and 2Q break the inclusion that Kosmo assumes."""
     chains = zipf(600, 8000, 1.0, 4)

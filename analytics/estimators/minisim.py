@@ -47,7 +47,8 @@ def minisim(
     100/rate to all distinct blocks; between them the curve is interpolated, and it never falls. Below 200 distinct blocks in the sample all
     is simulated.
     Raises `ValueError` for an unknown policy, a bad rate, or rate * capacity below 100.
-    Cost: `sizes` simulations of rate * blocks accesses, one probe a block and a sort of the blocks for `spread`, one run-level exact pass for `control`.
+    Cost: `sizes` simulations of rate * blocks accesses; one probe a block and a sort of the blocks for `spread`; one run-level exact pass
+    for `control`.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r} is unknown; choose one of {', '.join(POLICIES)}")
