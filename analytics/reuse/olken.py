@@ -7,7 +7,6 @@ Sources: Olken 1993 (LBL-32370); Bennett and Kruskal, IBM J. R&D 1975.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
@@ -17,6 +16,26 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
+class OlkenTree:
+    """The tree between calls, so that a long trace needs room for the distances of one part only.
+
+    `n_ids`: ids are dense in [0, n_ids) · `longest` blocks of a request at most. Memory: 28 bytes an id.
+    """
+
+    def __init__(self, n_ids: int, longest: int) -> None:
+        slots = 2 * n_ids + longest + 1
+        self._tree, self._owner = np.zeros(slots, np.int32), np.full(slots, -1, np.int32)
+        self._last, self._touched_us = np.zeros(n_ids, np.int32), np.zeros(n_ids, np.int64)
+        self._top = self._live = 0
+
+    def touch(self, ts_us: I64, offsets: I64, ids: I32) -> tuple[I64, I64]:
+        """`olken_distances` of the next requests."""
+        distances, ages = np.empty(ids.size, np.int64), np.empty(ids.size, np.int64)
+        arrays = self._tree, self._owner, self._last, self._touched_us
+        self._top, self._live = _olken(ts_us, offsets, ids, *arrays, self._top, self._live, distances, ages)
+        return distances, ages
+
+
 def olken_distances(ts_us: I64, offsets: I64, ids: I32, n_ids: int) -> tuple[I64, I64]:
     """Exact LRU stack distance and reuse time of every block reference.
 
@@ -24,11 +43,7 @@ def olken_distances(ts_us: I64, offsets: I64, ids: I32, n_ids: int) -> tuple[I64
     int64[m] each, -1 for a first touch. Distances are those at the request's look-up, before any of its own blocks move.
     Cost: three walks of a Fenwick tree of at least 2*n_ids slots a block, O(m log n_ids); memory O(n_ids + m).
     """
-    longest = int(np.max(np.diff(offsets), initial=0))
-    slots = 2 * n_ids + longest + 1
-    distances, ages = np.empty(ids.size, np.int64), np.empty(ids.size, np.int64)
-    _olken(ts_us, offsets, ids, n_ids, slots, distances, ages)
-    return distances, ages
+    return OlkenTree(n_ids, int(np.max(np.diff(offsets), initial=0))).touch(ts_us, offsets, ids)
 
 
 @uncounted
@@ -47,7 +62,7 @@ def _prefix(tree: I32, slot: int) -> int:
     return total
 
 
-@nb.njit(cache=True, nogil=True)
+@uncounted
 def _renumber(tree: I32, last: I32, owner: I32, top: int) -> int:
     """Move live slots together, keeping their order; returns the highest slot in use."""
     live = 0
@@ -65,18 +80,17 @@ def _renumber(tree: I32, last: I32, owner: I32, top: int) -> int:
     return live
 
 
-@nb.njit(cache=True, nogil=True)
-def _olken(ts_us: I64, offsets: I64, ids: I32, n_ids: int, slots: int, distances: I64, ages: I64) -> None:
-    tree, owner = np.zeros(slots, np.int32), np.full(slots, -1, np.int32)
-    last, touched_us = np.zeros(n_ids, np.int32), np.zeros(n_ids, np.int64)
-    top = live = 0
+@uncounted
+def _olken(
+    ts_us: I64, offsets: I64, ids: I32, tree: I32, owner: I32, last: I32, touched_us: I64, top: int, live: int, distances: I64, ages: I64
+) -> tuple[int, int]:
     for request in range(ts_us.size):
         lo, hi = offsets[request], offsets[request + 1]
         for i in range(lo, hi):
             slot = last[ids[i]]
             distances[i] = live - _prefix(tree, slot) if slot > 0 else -1
             ages[i] = max(ts_us[request] - touched_us[ids[i]], 0) if slot > 0 else -1
-        if top + hi - lo >= slots:
+        if top + hi - lo >= tree.size:
             top = _renumber(tree, last, owner, top)
         for i in range(hi - 1, lo - 1, -1):
             key, top = ids[i], top + 1
@@ -86,3 +100,4 @@ def _olken(ts_us: I64, offsets: I64, ids: I32, n_ids: int, slots: int, distances
                 live += 1
             _add(tree, top, 1)
             last[key], owner[top], touched_us[key] = top, key, ts_us[request]
+    return top, live
