@@ -105,16 +105,16 @@ def from_top(stack: RunStack) -> list[tuple[int, int]]:
 
 
 @st.composite
-def prefix_traces(draw: st.DrawFn, longest: int = 40) -> Trace:
+def prefix_traces(draw: st.DrawFn, longest: int = 40, fresh: int = 12) -> Trace:
     """Requests whose hashes commit to their prefix: each one follows an earlier chain for a while, then goes its own way."""
-    steps = draw(st.lists(st.tuples(st.integers(0, 8), st.integers(0, longest), st.integers(0, 12), st.integers(0, 3)), max_size=30))
+    steps = draw(st.lists(st.tuples(st.integers(0, 8), st.integers(0, longest), st.integers(0, fresh), st.integers(0, 3)), max_size=30))
     chains: list[list[int]] = [[]]
     trace: Trace = []
-    ts_us, fresh = 0, 0
+    ts_us, used = 0, 0
     for back, keep, new, wait in steps:
         stem = chains[-1 - back % len(chains)][:keep]
-        chain = stem + [(TOP_U64 - i) if i % 3 else i for i in range(fresh, fresh + new)]
-        fresh += new
+        chain = stem + [(TOP_U64 - i) if i % 3 else i for i in range(used, used + new)]
+        used += new
         ts_us += wait
         chains.append(chain)
         trace.append((ts_us, chain))
