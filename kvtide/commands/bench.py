@@ -18,6 +18,7 @@ BENCHES = {
     "shard": ("bench.shard", "Shard blocks/s on an agent trace, beside a per-block Fenwick tree."),
     "curves": ("bench.curves", "Exact curve blocks/s on an agent trace, beside Olken, libcachesim and the memory's own speed."),
     "billion": ("bench.billion", "Resident memory over a billion accesses of endless new content, through a stack of bounded depth."),
+    "lab": ("bench.lab", "Requests/s of the compiled replay of a 16-instance fleet for every router, beside the event-driven emulator."),
     "pipeline": ("bench.pipeline", "Records/s through Kafka, Faust and ClickHouse, beside a bare consume-and-decode."),
 }
 
@@ -37,7 +38,7 @@ Keys of `curves` (one process, one core, compiled and run once before; reference
   same_distances  distance and age of every block agree with Olken's, with and without merging.
   ratios       run_exact over each reference by cpu_s, and by user_s; targets are what we hold ourselves to.
   limits       numpy copying, and a loop comparing, the same hashes; run_exact_share is its part of that speed.
-  memory       bytes of each structure at the end; *_answers are what a call returns; RSS of the process.
+  memory       bytes of each structure at the end; *_answers are what a call returns; peak RSS of the whole process.
   libcachesim  leading blocks only: a curve of 20 sizes is 20 passes, so its blocks/s are those of the sum;
                same_misses: all 20 agree with the stack; run_exact on the same blocks, and the ratio.
   estimators   leading blocks only, hashes to curve; mae over 40 capacities, log-spaced from a thousandth of
