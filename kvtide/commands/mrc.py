@@ -365,8 +365,8 @@ def _print_compared(console: Console, compared: dict[str, Any]) -> None:
         if row["failed"]:
             console.print(f"{row['estimator']} gives no curve of this trace: {row['failed']}", markup=False)
     for kind, how in _OTHER_CACHES.items():
-        if names := [row["estimator"] for row in rows if row["kind"] == kind]:
-            console.print(f"note: {' and '.join(names)} {how}, so not all of the distance is error", markup=False)
+        if those := [row["estimator"] for row in rows if row["kind"] == kind]:
+            console.print(f"note: {' and '.join(those)} {how}, so not all of the distance is error", markup=False)
 
 
 def _gib(value: float) -> str:
