@@ -21,7 +21,7 @@ from analytics.reuse.olken import olken_distances
 from analytics.reuse.run_exact import Runs, RunStack
 from bench.peers import libcachesim, lru_passes
 from bench.scaling import scaling
-from bench.timing import Took, best_of, machine, peak_rss_bytes, rss_bytes, took
+from bench.timing import Took, best_of, machine, peak_rss_bytes, took
 from ingest.errors import UsageError
 from ingest.sources import read_trace
 
@@ -94,9 +94,6 @@ def speeds(chains: ChainColumns) -> dict[str, Any]:
         runs[name] = stacks[name].touch(part.ts_us, part.offsets, part.hashes)
 
     touch("run_exact", chains.slice(0, 8))
-    before = rss_bytes()
-    touch("run_exact")
-    grown = rss_bytes() - before
     ids, distinct = densify(chains.hashes)
     best = best_of(
         {name: partial(touch, name) for name in ("run_exact", "run_exact_without_merging")} | _references(chains, ids, distinct), GOES
@@ -110,7 +107,7 @@ def speeds(chains: ChainColumns) -> dict[str, Any]:
         "speeds": _table(best, chains.blocks),
         "ratios": _ratios(best),
         "limits": _limits(best, chains.blocks),
-        "memory": {**_memory(stacks, runs["run_exact"], chains, distinct), "rss_growth_of_run_exact_bytes": grown},
+        "memory": _memory(stacks, runs["run_exact"], chains, distinct),
     }
 
 

@@ -135,11 +135,10 @@ def test_disagreement_is_seen(tiny: Path) -> None:
 def test_copies_grow_the_stack_only_where_their_content_is_new(tiny: Path) -> None:
     chains = curves.load(tiny, "mooncake")
     distinct = densify(chains.hashes)[1]
-    for copies in (1, 16):
-        seconds, same = scaling.repeated(chains, copies, new_content=False, depth=None)
-        assert same.depth_blocks == distinct and seconds.cpu_s > 0
-        assert scaling.repeated(chains, copies, new_content=True, depth=None)[1].depth_blocks == copies * distinct
-        assert scaling.repeated(chains, copies, new_content=True, depth=100)[1].depth_blocks == 100
+    for new_content, depth, grown in ((False, None, 1), (True, None, 5), (True, 100, 100 / distinct)):
+        stack = RunStack(depth)
+        assert len([seconds for seconds in scaling.touched(stack, chains, 5, new_content) if seconds.cpu_s > 0]) == 5
+        assert stack.depth_blocks == round(grown * distinct)
 
 
 def test_billion_bench_holds_to_its_depth() -> None:

@@ -45,6 +45,7 @@ Keys of `curves` (one process, one core, compiled and run once before; reference
                the distinct blocks to all, against what is named.
   scaling      1, 4 and 16 copies of a trace (leading blocks) through one stack, as new content or the same
                again, with and without a depth limit; spread_ratio is the fastest of the three by the slowest.
+               Growing arrays is part of a reading; the last 4 copies see the largest state and seldom grow.
 
 \b
 Keys of `billion`: readings after 10, 50 and 100 %: RSS and its growth, what the stack holds, and, since the reading
