@@ -2,7 +2,8 @@
 
 Distances are for one tenant alone, reuse times compose: tenants with block rates r_i and reuse-time tails P_i share an LRU of c blocks
 with one characteristic time A, the solution of sum_i r_i * integral_0^A P_i(t) dt = c. Tenant i then hits 1 - P_i(A) of its blocks and
-occupies r_i * integral_0^A P_i. Source: Hu et al., AET, ATC 2016 / ToS 2018; on independent references it equals Che's approximation.
+occupies r_i * integral_0^A P_i. Streams that are not steady, or whose requests are large beside the pool, need `analytics.pool_windows`.
+Source: Hu et al., AET, ATC 2016 / ToS 2018; on independent references it equals Che's approximation.
 """
 
 from __future__ import annotations
