@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies import cacheus, frequent, lazy, lirs, lists, merlin, sampled, segments, small_main, tinylfu
+from analytics.policies import cacheus, frequent, grouped, lazy, learned, lirs, lists, merlin, sampled, segments, small_main, tinylfu
 from analytics.policies.cursor import PLAIN, PREFIX, Trace, bare, new_cursor, predecessors
 from analytics.policies.fifos import fifo, s3fifo, sieve
 from analytics.policies.frequency import lfu
@@ -105,6 +105,10 @@ POLICIES: dict[str, Policy] = {
     "rfb": Policy(sampled.rfb),
     "lhd": Policy(sampled.lhd),
     "cacheus": Policy(cacheus.cacheus),
+    "lrb": Policy(learned.lrb),
+    "3l_cache": Policy(learned.three_l_cache),
+    "halp": Policy(learned.halp),
+    "gl_cache": Policy(grouped.gl_cache),
     "belady": Policy(belady_walk, belady),
 }
 
