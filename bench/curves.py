@@ -5,7 +5,8 @@ Figures are processor seconds, all warm: each piece of work was compiled and run
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from analytics.estimators import ESTIMATORS
 from analytics.policies import POLICIES
 from analytics.reuse.chains import ChainBuilder, ChainColumns, densify
-from analytics.reuse.olken import olken_distances
+from analytics.reuse.olken import OlkenTree
 from analytics.reuse.run_exact import Runs, RunStack
 from bench.peers import libcachesim, lru_passes
 from bench.scaling import scaling
@@ -36,7 +37,7 @@ CONVERSATION = TRACES / "mooncake" / "conversation_trace.jsonl.zst"
 
 PREFIX_BLOCKS = 4_000_000  # libcachesim and the estimators see this much of the trace; the whole takes libcachesim 20 passes of 94 M blocks
 SCALING_BLOCKS = 3_000_000
-STEP_REQUESTS = 4096
+STEP_REQUESTS = 256
 SIZES_OF_A_CURVE = 20
 GRID_POINTS = 40
 SIMULATED = {"minisim": "lru", "kosmo": "lfu"}  # estimators of a policy, and the one that they take where none is named
@@ -113,11 +114,11 @@ def speeds(chains: ChainColumns) -> dict[str, Any]:
 
 def _references(chains: ChainColumns, ids: I32, distinct: int) -> dict[str, Callable[[], object]]:
     """What runs beside the stack, compiled before; the copy goes to memory that has been touched."""
-    olken_distances(chains.ts_us[:8], chains.offsets[:9], ids, distinct)
+    list(olken_steps(chains.slice(0, 8), ids, distinct))
     target = chains.hashes.copy()
     _differ(target[:8], chains.hashes[:8])
     return {
-        "olken": partial(olken_distances, chains.ts_us, chains.offsets, ids, distinct),
+        "olken": lambda: deque(olken_steps(chains, ids, distinct), maxlen=0),
         "densify": partial(densify, chains.hashes),
         "copy": partial(np.copyto, target, chains.hashes),
         "compare": partial(_differ, target, chains.hashes),
@@ -157,7 +158,7 @@ def _limits(best: dict[str, Took], blocks: int) -> dict[str, Any]:
 
 
 def _memory(stacks: dict[str, RunStack], runs: Runs, chains: ChainColumns, distinct: int) -> dict[str, Any]:
-    """Bytes held at the end of the trace. Olken: tree and owners by slot, last slot and time by block; beside it two columns of answers."""
+    """Bytes held at the end of the trace. Olken: tree and owners by slot, last slot and time by block; answers if all are kept."""
     slots = 2 * distinct + int(np.diff(chains.offsets).max(initial=0)) + 1
     columns = (runs.request, runs.position, runs.length, runs.distance, runs.age_us, runs.beyond)
     return {
@@ -171,21 +172,28 @@ def _memory(stacks: dict[str, RunStack], runs: Runs, chains: ChainColumns, disti
     }
 
 
-def _all_agree(answers: list[Runs], chains: ChainColumns, ids: I32, distinct: int) -> bool:
-    """Whether distance and age of every block are Olken's. Compared a step of requests at a time, so that no columns a block pile up."""
-    right = olken_distances(chains.ts_us, chains.offsets, ids, distinct)
+def olken_steps(chains: ChainColumns, ids: I32, distinct: int) -> Iterator[tuple[slice, I64, I64]]:
+    """Olken's answers, a step of requests at a time, into the same memory: it then waits for no page to be touched first, in its favour."""
+    tree = OlkenTree(distinct, int(np.diff(chains.offsets).max(initial=0)))
     for start in range(0, chains.requests, STEP_REQUESTS):
-        stop = min(start + STEP_REQUESTS, chains.requests)
-        blocks = slice(chains.offsets[start], chains.offsets[stop])
-        for runs in answers:
-            if not all(np.array_equal(ours, olken[blocks]) for ours, olken in zip(_of(runs, start, stop).per_block(), right, strict=True)):
-                return False
-    return True
+        part = chains.slice(start, start + STEP_REQUESTS)
+        blocks = slice(chains.offsets[start], chains.offsets[start] + part.blocks)
+        yield slice(start, start + part.requests), *tree.touch(part.ts_us, part.offsets, ids[blocks])
 
 
-def _of(runs: Runs, start: int, stop: int) -> Runs:
-    """The runs of requests start..stop."""
-    rows = slice(*np.searchsorted(runs.request, [start, stop]))
+def _all_agree(answers: list[Runs], chains: ChainColumns, ids: I32, distinct: int) -> bool:
+    """Whether distance and age of every block are Olken's."""
+    return all(
+        np.array_equal(ours, olken)
+        for requests, *right in olken_steps(chains, ids, distinct)
+        for runs in answers
+        for ours, olken in zip(_of(runs, requests).per_block(), right, strict=True)
+    )
+
+
+def _of(runs: Runs, requests: slice) -> Runs:
+    """The runs of some requests."""
+    rows = slice(*np.searchsorted(runs.request, [requests.start, requests.stop]))
     return Runs(runs.request[rows], runs.position[rows], runs.length[rows], runs.distance[rows], runs.age_us[rows], runs.beyond[rows])
 
 

@@ -34,11 +34,11 @@ kernel, so without page faults; wall_s the clock). load_average is the machine's
 \b
 Keys of `curves` (one process, one core, compiled and run once before; references in turn with it):
   speeds       from hashes, with and without merging; olken on ids made dense for free; olken_with_hashing.
-               Least of so many goes. Olken writes 16 bytes a block: its kernel time is first touch of that.
+               Least of so many goes. Olken gives its answers step by step into the same memory, in its favour.
   same_distances  distance and age of every block agree with Olken's, with and without merging.
   ratios       run_exact over each reference by cpu_s, and by user_s; targets are what we hold ourselves to.
   limits       numpy copying, and a loop comparing, the same hashes; run_exact_share is its part of that speed.
-  memory       bytes of each structure at the end; *_answers are what a call returns; peak RSS of the whole process.
+  memory       bytes of each structure at the end; *_answers are all distances and ages; peak RSS of the whole process.
   libcachesim  leading blocks only: a curve of 20 sizes is 20 passes, so its blocks/s are those of the sum;
                same_misses: all 20 agree with the stack; run_exact on the same blocks, and the ratio.
   estimators   leading blocks only, hashes to curve; mae over 40 capacities, log-spaced from a thousandth of
