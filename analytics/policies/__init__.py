@@ -9,7 +9,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies import cacheus, frequent, grouped, lazy, learned, lirs, lists, merlin, sampled, segments, small_main, tinylfu
+from analytics.policies import (
+    cacheus,
+    engines,
+    frequent,
+    grouped,
+    lazy,
+    learned,
+    lirs,
+    lists,
+    merlin,
+    sampled,
+    segments,
+    small_main,
+    tinylfu,
+)
 from analytics.policies.cursor import PLAIN, PREFIX, Trace, bare, new_cursor, predecessors
 from analytics.policies.fifos import fifo, s3fifo, sieve
 from analytics.policies.frequency import lfu
@@ -109,6 +123,11 @@ POLICIES: dict[str, Policy] = {
     "3l_cache": Policy(learned.three_l_cache),
     "halp": Policy(learned.halp),
     "gl_cache": Policy(grouped.gl_cache),
+    "vllm_lru": Policy(engines.vllm_lru),
+    "sglang_leaf_lru": Policy(engines.sglang_leaf_lru),
+    "rtp_llm": Policy(engines.rtp_llm),
+    "lmcache_cost": Policy(engines.lmcache_cost),
+    "mooncake_lease": Policy(engines.mooncake_lease),
     "belady": Policy(belady_walk, belady),
 }
 
