@@ -235,7 +235,7 @@ def test_kvtide_prices_the_delay_of_requests_that_are_bound_by_their_kv() -> Non
     rule = warmed(hit_blocks=[4, 0])  # 40 of 50 tokens are hits: 80 % of the prefill time is saved
     rule.choose(request(1, 100, now_us=200_000_000), view(work_us=[300_000, 0], hit_blocks=[8, 0]))
     rate, used, bound = 0.5, 0.1 / 2, 0.8  # one request a second on two instances, 0.1 s each
-    per_s = rate * bound / (1 - bound * used)
+    per_s = rate * bound / (1 - used)
     free = 0.0  # least wait is nothing
     expected = [0.2 * (per_s * (0.3 + 0.1) + free), 1.0 * (per_s * (0.0 + 0.5) + free)]
     assert [term["delays_s"] for term in rule.explain()] == pytest.approx(expected, rel=0.02)

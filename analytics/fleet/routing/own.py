@@ -23,8 +23,8 @@ def kvtide(q: Any, v: Any, m: Any) -> Any:
 
     wait + prefill: this request's own time to its first token, counting as hits what requests waiting there will have stored by then.
     delays: its prefill time there times the requests that it is expected to delay. Those that are bound to the instance by their KV (a part
-    of the arrivals as large as the part of the prefill time that hits save) queue up behind it for (wait + prefill / 2) / (1 - their
-    utilisation) seconds; the others would go where the wait is least, and are delayed for (least wait) / (1 - utilisation).
+    of the arrivals as large as the part of the prefill time that hits save) come up behind it while its queue lasts, wait + prefill / 2,
+    drained at 1 - utilisation; the others would go where the wait is least, and are delayed while that lasts.
     displaced: the blocks that it makes the instance evict times what a block of capacity is worth there: with T the instance's eviction age
     and f the density of reuse times weighed by prefill seconds, one inserted block costs T f(T) / (blocks inserted) seconds of later hits.
     copies: the same price for the blocks that another instance holds already.
@@ -65,7 +65,8 @@ def _delays_per_s(q: Any, v: Any, m: Any) -> Any:
     for i in range(v.up.size):
         if v.up[i]:
             least_wait = min(least_wait, wait_us(v, i, q.now_us) / 1e6)
-    return rate * bound / (1.0 - bound * utilisation), rate * (1.0 - bound) * least_wait / (1.0 - utilisation)
+    behind = rate / (1.0 - utilisation)
+    return behind * bound, behind * (1.0 - bound) * least_wait
 
 
 @njit(cache=True, nogil=True)
