@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from analytics.policies import POLICIES
 from analytics.policies.cursor import Trace
+from analytics.policies.prefix_aware import absent, continuation_rate, session_gaps
 from tests.test_policy_forms import chains, trace_from
 
 capacities = st.integers(1, 40)
@@ -127,12 +128,78 @@ class CostTwin(Twin):
         return [min(heads, key=lambda key: self.value[key] / (1 + (self.request - self.last[key]) / 60))]
 
 
+class TailTwin(Twin):
+    """T-LRU with 40 tokens to recompute and a next prompt of 8: what stands 32 tokens before the end of its session is needed."""
+
+    def __init__(self, trace: Trace, capacity: int) -> None:
+        super().__init__(trace, capacity)
+        self.history: dict[int, int] = {}
+        self.safe = set[int]()
+
+    def touch(self, key: int, hit: bool) -> None:
+        session = int(self.trace.session[self.request])
+        self.history[session] = max(self.history.get(session, 0), int(self.trace.prompt_tokens[self.request]))
+        self.safe.discard(key)
+        if 16 * self.trace.depth[key] >= self.history[session] + 8 - 40:
+            self.safe.add(key)
+
+    def victims(self, free: list[int]) -> list[int]:
+        return super().victims([key for key in free if key in self.safe] or free)
+
+
+class LpcTwin(Twin):
+    """LPC's values with the default predictor, in 32 groups."""
+
+    def victims(self, free: list[int]) -> list[int]:
+        chance, gap_s = continuation_rate(self.trace), session_gaps(self.trace)[self.request]
+        groups: dict[int, list[int]] = {}
+        for key in free:
+            groups.setdefault(min(int(32 * chance[self.last[key]]), 31), []).append(key)
+        heads = [min(groups[g], key=lambda key: (self.last[key], -self.trace.depth[key])) for g in sorted(groups)]
+        return [min(heads, key=lambda key: np.log(chance[self.last[key]]) - (self.request - self.last[key]) / gap_s)]
+
+
+class AwaitedTwin(Twin):
+    """CachedAttention that is given the next 2 requests."""
+
+    def due(self, key: int) -> int:
+        session = self.trace.session[self.last[key]]
+        return next(
+            (r for r in range(self.request + 1, self.request + 3) if r < len(self.trace.session) and self.trace.session[r] == session), 0
+        )
+
+    def victims(self, free: list[int]) -> list[int]:
+        apart = [key for key in free if not self.due(key)]
+        if apart:
+            return super().victims(apart)
+        return [max(free, key=lambda key: (self.due(key), self.trace.depth[key]))]
+
+
+class StepsTwin(Twin):
+    """KVFlow where a request of session s comes back after s of its session's requests (session 0: never)."""
+
+    def left(self, key: int) -> float:
+        last, session = self.last[key], self.trace.session[self.last[key]]
+        since = int((self.trace.session[last + 1 : self.request + 1] == session).sum())
+        return np.inf if session == 0 or since > session else float(session - since)
+
+    def victims(self, free: list[int]) -> list[int]:
+        return [max(free, key=lambda key: (self.left(key), -self.last[key], self.trace.depth[key]))]
+
+
 TWINS: dict[str, Callable[[Trace, int], Twin]] = {
     "vllm_lru": Twin,
     "sglang_leaf_lru": lambda trace, capacity: NodeTwin(trace, capacity, nodes=True),
     "rtp_llm": lambda trace, capacity: NodeTwin(trace, capacity, nodes=False),
     "mooncake_lease": MooncakeTwin,
     "lmcache_cost": CostTwin,
+    "tail_optimized": TailTwin,
+    "lpc": LpcTwin,
+    "kvflow": StepsTwin,
+}
+PARAMETERS: dict[str, Callable[[Trace], dict[str, Any]]] = {
+    "tail_optimized": lambda trace: {"recompute_tokens": 40, "next_tokens": 8},
+    "kvflow": lambda trace: {"steps": np.where(trace.session == 0, np.inf, trace.session)},
 }
 
 
@@ -142,7 +209,18 @@ TWINS: dict[str, Callable[[Trace, int], Twin]] = {
 def test_the_prefix_form_equals_its_twin(name: str, chains: list[list[int]], capacity: int) -> None:
     trace, _ = trace_from(chains)
     room = min(capacity, trace.parent.size)  # policies never get more than all
-    assert POLICIES[name].replay(trace, capacity).tolist() == TWINS[name](trace, max(room, 1)).run()
+    given_to_it = PARAMETERS[name](trace) if name in PARAMETERS else {}
+    assert POLICIES[name].replay(trace, capacity, **given_to_it).tolist() == TWINS[name](trace, max(room, 1)).run()
+
+
+@settings(max_examples=100, deadline=None)
+@given(order=st.lists(st.integers(0, 4), min_size=1, max_size=40), capacity=capacities)
+def test_cached_attention_equals_its_twin_on_growing_sessions(order: list[int], capacity: int) -> None:
+    """Session s asks for [s, 0, 0, ...], one block more at each turn."""
+    asked = [[s] + [0] * order[:i].count(s) for i, s in enumerate(order)]
+    trace = trace_from(asked)[0]._replace(session=np.array(order, np.int32))
+    room = min(capacity, trace.parent.size)
+    assert POLICIES["cached_attention"].replay(trace, capacity, window=2).tolist() == AwaitedTwin(trace, room).run()
 
 
 @settings(max_examples=100, deadline=None)
@@ -218,3 +296,65 @@ def test_lmcache_keeps_what_is_dear_to_recompute() -> None:
     asked = [[1, 2, 3, 4, 5, 6], [7], [8], [9], [1, 2, 3, 4, 5]]
     assert hits_of("lmcache_cost", asked, 7)[-1] == [0, 1, 2, 3, 4]
     assert hits_of("lru", asked, 7)[-1] == [0, 1, 2, 3]
+
+
+def test_tail_optimized_trims_what_can_be_recomputed_in_time() -> None:
+    """With 32 tokens to recompute in time the last two blocks of every session may be lost: they go before the older heads."""
+    asked = [[7, 7, 7, 7], [1, 2, 3, 4, 5, 6], [9], [10], [11], [12], [7, 7, 7, 7], [1, 2, 3, 4, 5, 6]]
+    tuned: Any = {"recompute_tokens": 32, "next_tokens": 0}
+    sessions = np.array([0, 1, 2, 3, 4, 5, 0, 1], np.int32)
+    trace = trace_from(asked)[0]._replace(session=sessions)
+    kept = POLICIES["tail_optimized"].replay(trace, 10, **tuned)[-10:]
+    assert np.flatnonzero(kept).tolist() == [0, 1, 4, 5, 6, 7]
+    assert hits_of("lru", asked, 10)[-2:] == [[], [0, 1]]
+
+
+@pytest.mark.parametrize("recompute_tokens", [0, 1e9])
+@settings(max_examples=40, deadline=None)
+@given(chains=chains, capacity=capacities)
+def test_tail_optimized_at_its_ends_is_lru(recompute_tokens: float, chains: list[list[int]], capacity: int) -> None:
+    """Nothing is safe, or everything."""
+    trace, _ = trace_from(chains)
+    hits = POLICIES["tail_optimized"].replay(trace, capacity, recompute_tokens=recompute_tokens)
+    assert np.array_equal(hits, POLICIES["lru"].replay(trace, capacity))
+
+
+def test_lpc_takes_any_predictor() -> None:
+    """The predictor knows that the session of [1 2] goes on and those of the others do not."""
+    asked = [[1, 2], [3], [4], [5], [1, 2]]
+    sure: Any = {"predictor": lambda trace: np.array([0.9, 0.1, 0.1, 0.1, 0.9])}
+    assert hits_of("lpc", asked, 3, **sure)[-1] == [0, 1]
+    assert hits_of("lru", asked, 3)[-1] == []
+    with pytest.raises(ValueError, match="probability"):
+        hits_of("lpc", asked, 3, predictor=lambda trace: np.array([2.0]))
+
+
+def test_continuation_rate_knows_only_the_past() -> None:
+    trace, _ = trace_from([[1]] * 4)
+    trace = trace._replace(session=np.array([0, 1, 0, -1], np.int32), category=np.zeros(4, np.int32), turn=np.array([1, 1, 2, 1], np.int32))
+    assert continuation_rate(trace).tolist() == [1 / 2, 1 / 3, 1 / 2, 1 / 2]
+
+
+def test_kvflow_without_a_workflow_is_lru_and_says_so() -> None:
+    asked = [[1, 2], [3], [4, 5], [1, 2], [3]]
+    trace, _ = trace_from(asked)
+    assert absent(trace, POLICIES["kvflow"].needs) == ("workflow",)
+    assert np.array_equal(POLICIES["kvflow"].replay(trace, 3), POLICIES["lru"].replay(trace, 3))
+    with pytest.raises(ValueError, match="one number"):
+        POLICIES["kvflow"].replay(trace, 3, steps=np.zeros(2))  # type: ignore[arg-type]
+
+
+def test_absent_columns_are_named() -> None:
+    trace, _ = trace_from([[1]])
+    bare = trace._replace(session=np.array([-1], np.int32), turn=np.zeros(1, np.int32))
+    assert absent(trace, ("session", "turn", "category")) == ()
+    assert absent(bare, ("session", "turn", "category")) == ("session", "turn")
+
+
+@pytest.mark.parametrize("name", ["tail_optimized", "lpc", "cached_attention"])
+@settings(max_examples=30, deadline=None)
+@given(chains=chains, capacity=capacities)
+def test_without_sessions_they_are_lru(name: str, chains: list[list[int]], capacity: int) -> None:
+    trace, _ = trace_from(chains)
+    trace = trace._replace(session=np.full(len(chains), -1, np.int32))
+    assert np.array_equal(POLICIES[name].replay(trace, capacity), POLICIES["lru"].replay(trace, capacity))

@@ -19,6 +19,7 @@ from analytics.policies import (
     lirs,
     lists,
     merlin,
+    prefix_aware,
     sampled,
     segments,
     small_main,
@@ -128,6 +129,10 @@ POLICIES: dict[str, Policy] = {
     "rtp_llm": Policy(engines.rtp_llm),
     "lmcache_cost": Policy(engines.lmcache_cost),
     "mooncake_lease": Policy(engines.mooncake_lease),
+    "tail_optimized": Policy(prefix_aware.tail_optimized, needs=("session",)),
+    "lpc": Policy(prefix_aware.lpc, needs=("session",)),
+    "kvflow": Policy(prefix_aware.kvflow, needs=("workflow",)),
+    "cached_attention": Policy(prefix_aware.cached_attention, needs=("session",)),
     "belady": Policy(belady_walk, belady),
 }
 
