@@ -221,11 +221,6 @@ def test_the_truth_equals_a_plain_simulation() -> None:
 # ---------------------------------------------------------------- real mixes
 
 
-def bounds(mix: Mix) -> np.ndarray:
-    """A point; for a tenant of less than 100 requests its largest request, if that is more: one decided wrongly is all it may be off."""
-    return np.array([0.01 if s.ts_us.size >= 100 else max(0.01, s.largest_request_ratio) for s in mix.streams])
-
-
 @pytest.mark.traces
 @pytest.mark.parametrize("pair", ["WC", "SR"])
 def test_two_tenants_within_a_point_with_windows_of_ten_seconds(pair: str) -> None:
@@ -247,7 +242,7 @@ def test_two_tenants_within_a_point(pair: str, rate: str, unit: str) -> None:
     for known in ("joint", "tables"):
         errors = mix.error(composed(mix, 2.0, known).hit_ratio())
         report(f"{pair} {rate} {unit} {known}", mix, errors)
-        assert (errors.max(axis=1) <= bounds(mix)).all()
+        assert errors.max() <= 0.01
 
 
 @pytest.mark.traces
@@ -255,15 +250,13 @@ def test_two_tenants_within_a_point(pair: str, rate: str, unit: str) -> None:
 @pytest.mark.parametrize("unit", ["blocks", "requests"])
 @pytest.mark.parametrize("rate", ["1:1", "1:10"])
 def test_ten_assigned_tenants_within_a_point(rate: str, unit: str) -> None:
-    """With windows of 1 s: at 1 % of the distinct blocks such a pool holds about one WEKA request and is 3 to 20 s old.
-
-    At equal rates in blocks a WEKA tenant has 30 to 90 requests, in requests each has 200 or more, and there a point holds for all.
+    """At 1 % of the distinct blocks such a pool holds about one WEKA request and is 3 to 20 s old: windows of 1 s, and of 0.5 s at rates
+    in blocks, where a WEKA tenant has 30 to 170 requests, one of them up to 10 % of its blocks.
     """
     mix = ten(rate, unit)
-    errors = mix.error(composed(mix, 1.0, "joint").hit_ratio())
+    errors = mix.error(composed(mix, 1.0 if unit == "requests" else 0.5, "joint").hit_ratio())
     report(f"ten tenants (assigned) {rate} {unit}", mix, errors)
-    assert (errors.max(axis=1) <= bounds(mix)).all()
-    assert unit == "blocks" or errors.max() <= 0.01
+    assert errors.max() <= 0.01
 
 
 @pytest.mark.traces
