@@ -23,6 +23,7 @@ Predictor = Callable[[Trace], F64]
 SAFE, NEEDED = range(2)
 APART, AWAITED = range(2)
 CHANCES = 32
+NEVER = 1 << 62
 FIRST_GAP_S = 60.0
 
 
@@ -100,9 +101,8 @@ def session_gaps(trace: Trace) -> F64:
 
 
 def next_of_session(trace: Trace) -> I64:
-    """Index of the next request of the same session, a number beyond all where there is none."""
-    n = trace.session.size
-    out, latest = np.full(n, 2 * n + 1, np.int64), dict[int, int]()
+    """Index of the next request of the same session, `NEVER` where there is none."""
+    out, latest = np.full(trace.session.size, NEVER, np.int64), dict[int, int]()
     for request, session in enumerate(trace.session.tolist()):
         if session >= 0:
             if session in latest:
@@ -175,10 +175,10 @@ def _kvflow(trace: Trace, cursor: Cursor, pool: Pool, steps: F64, turn: I64, don
     while advance(cursor, trace):
         key, request = cursor.at[KEY], cursor.at[REQUEST]
         offer(pool, freed_by_turn(cursor, trace, before))
-        if request != before:
-            done[trace.session[request]] += 1  # -1 counts in the last place
-            turn[request] = done[trace.session[request]]
-            before = request
+        for step in range(before + 1, request + 1):  # requests without blocks are steps as well
+            done[trace.session[step]] += 1  # -1 counts in the last place
+            turn[step] = done[trace.session[step]]
+        before = request
         if not cursor.at[HIT]:
             while full(cursor):
                 victim = _farthest(trace, cursor, pool, steps, turn, done, last)
@@ -230,9 +230,10 @@ def _cached_attention(trace: Trace, cursor: Cursor, heads: Heads, following: I64
     before = -1
     while advance(cursor, trace):
         key, request = cursor.at[KEY], cursor.at[REQUEST]
+        for one in range(before + 1, request + 1):
+            if trace.session[one] >= 0:
+                latest[trace.session[one]] = one
         before = offer_freed(cursor, trace, heads, before)
-        if trace.session[request] >= 0:
-            latest[trace.session[request]] = request
         if not cursor.at[HIT]:
             while full(cursor):
                 evict(cursor, trace, heads, _not_awaited(trace, cursor, heads, following, latest, last, window))
