@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from analytics.fleet.replay import replay
 from analytics.fleet.routers import ROUTERS, Router, RouteRequest, RouterSpec, View, describe
 from analytics.fleet.routing.memory import NOTICED
 from analytics.fleet.workload import Workload
+from bench.lab import fleet_replay
+from bench.routers import WEIGHTS, coarser, summary
+from ingest.errors import UsageError
 
 BS = 10
 COST = (0.01, 0.0)  # 10 ms a token, whatever stands before it
@@ -344,3 +349,48 @@ def test_the_bound_is_a_central_queue() -> None:
     )  # fmt: skip
     bound = shared_kv_bound(workload, FleetConfig(instances=2, capacity_blocks=100, cost_a_s=0.01, cost_b_s=0.0))
     assert bound.queue_us.tolist() == [0, 0, 1_000_000] and bound.ttft_us.tolist() == [1_000_000, 1_000_000, 2_000_000]
+
+
+# -- the experiment's arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def row(router: str, p99: float, mean: float, *, seed: int = 0, workload: str = "a") -> dict[str, object]:
+    return {"workload": workload, "router": router, "instances": 4, "load": 0.8, "seed": seed, "ttft_p50_s": mean, "ttft_p99_s": p99,
+            "ttft_mean_s": mean, "hit_ratio_tokens": 0.5}  # fmt: skip
+
+
+def test_summary_hides_no_cell() -> None:
+    rows = []
+    for seed in (0, 1):
+        for workload, kvtide, x, y in (("a", 4.0, 8.0, 16.0), ("b", 3.0, 2.0, 9.0)):
+            rows += [row("kvtide", kvtide, kvtide / 2, seed=seed, workload=workload), row(BOUND, 1.0, 0.5, seed=seed, workload=workload)]
+            rows += [row("x", x, x / 2, seed=seed, workload=workload), row("y", y, y / 2, seed=seed, workload=workload)]
+            rows += [row(RouterSpec("weighted_sum", {"w": w}).label, 50.0, 30.0 - 10 * w, seed=seed, workload=workload) for w in WEIGHTS]
+    found = summary(rows)
+    single = found["best_single"]
+    assert single["router"] == "x" and single["ttft_p99_s_mean_ratio"] == pytest.approx(7 / 10)
+    assert single["ttft_p99_s_mean_ratio_95"] == pytest.approx([0.7, 0.7]), "equal seeds leave no doubt"
+    assert single["ttft_p99_s_geometric_ratio"] == pytest.approx((0.5 * 1.5) ** 0.5)
+    assert single["worse_cells"] == [f"b n=4 load=0.8 {figure}: 1.50 x x" for figure in ("ttft_p99_s", "ttft_mean_s")]
+    assert found["best_of_all"]["bound_ttft_p99_s_geometric_ratio"] == pytest.approx((1 / 8 * 1 / 2) ** 0.5)
+    assert found["best_w"] == {"a": "weighted_sum(w=0.9)", "b": "weighted_sum(w=0.9)"}
+
+
+def test_coarser_blocks_hold_the_last_hash_of_each_run() -> None:
+    workload = conversation_like(minutes=2.0)
+    coarse = coarser(workload, 4)
+    for k in range(0, len(workload), 7):
+        assert coarse.chain(k).tolist() == workload.chain(k)[3::4].tolist()
+    assert coarse.block_size == 512
+
+
+def test_lab_bench_says_what_it_compared(tmp_path: Path) -> None:
+    lines = [{"timestamp": 300 * k, "input_length": 512 * 3 + 9, "output_length": 5, "hash_ids": [k % 3, 10 + k % 5, 100 + k, 1000 + k]}
+             for k in range(60)]  # fmt: skip
+    path = tmp_path / "tiny.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    got = fleet_replay(str(path), goes=1)
+    assert got["requests"] == 60 and got["same_as_emulator"] and set(got["requests_per_second"]) == set(ROUTERS)
+    assert got["least_requests_per_second"] == min(got["requests_per_second"].values())
+    with pytest.raises(UsageError, match="not there"):
+        fleet_replay(str(tmp_path / "none.jsonl"))
