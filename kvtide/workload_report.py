@@ -77,7 +77,14 @@ def render_workload(result: dict[str, Any]) -> str:
 
 
 def store_profile(url: str, result: dict[str, Any]) -> str:
-    """Write an analysis to `workload_profile`, of the whole trace and of each tenant; returns its id. Tables are made where missing."""
+    """`save_profile` into the store at `url`; tables are made where missing."""
+    with Store.open(url, create=True) as store:
+        store.migrate()
+        return save_profile(store, result)
+
+
+def save_profile(store: Store, result: dict[str, Any]) -> str:
+    """Write an analysis to `workload_profile`, of the whole trace and of each tenant; returns its id."""
     made_at_us = time.time_ns() // 1000
     rows = list(profile_rows(result))
     id_ = hashlib.sha256(json.dumps([made_at_us, rows]).encode()).hexdigest()[:16]
@@ -87,9 +94,7 @@ def store_profile(url: str, result: dict[str, Any]) -> str:
     same = {"id": id_, "trace": result["trace"], "format": result["format"]}
     table |= {name: [value] * len(rows) for name, value in same.items()}
     table["made_at"] = pa.array([made_at_us] * len(rows), pa.timestamp("us", "UTC"))
-    with Store.open(url, create=True) as store:
-        store.migrate()
-        store.insert("workload_profile", pa.table(table), f"workload_profile:{id_}")
+    store.insert("workload_profile", pa.table(table), f"workload_profile:{id_}")
     return id_
 
 

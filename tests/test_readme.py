@@ -24,10 +24,13 @@ from analytics.fleet.scenarios import SCENARIOS
 from ingest.sources import SOURCES
 from ingest.store import Store
 from kvtide.cli import COMMANDS
+from kvtide.commands.analyze import analysis
 from kvtide.commands.work import command as work_command
 from kvtide.frames import load_frame, load_service, save_advice, save_diagnosis
 from kvtide.pipeline import run_embedded
 from kvtide.settings import Settings
+from kvtide.tracefiles import TraceInput
+from kvtide.workload_report import save_profile
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "docs/quickstart.md")
@@ -266,6 +269,9 @@ def test_every_sql_block_answers_on_a_filled_store(store: Store, tmp_path: Path)
     scale = advise_scale(frame, frame.mask(found.current), load_service(store, found.current))
     assert scale is not None
     save_advice(store, [scale.row(0)])
+    rows = [{"timestamp": 1000 * k, "input_length": 1024, "output_length": 1, "hash_ids": [0, k % 7]} for k in range(40)]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_profile(store, analysis(TraceInput((str(tmp_path / "trace.jsonl"),), "mooncake", None, None, None, False, False), (1e-4, 1e-8)))
     wanted = [block for block in blocks("docs/sql.md") if block.language == "sql"]
     assert len(wanted) >= 10
     for block in wanted:
