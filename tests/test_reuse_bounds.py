@@ -78,6 +78,24 @@ def test_no_compaction_limit_or_merging_shows_beside_olken(
     check_runs(touch_compacting(stack, trace, points), distances, ages, limit)
 
 
+def test_only_what_was_last_touched_together_is_joined() -> None:
+    """Branches that take turns are left apart, or each turn would copy them; what comes back together as it stood is one node."""
+    stem, left, right, stack = [1, 2], [3, 4, 5], [6, 7, 8, 9], RunStack()
+
+    def lengths(ts_us: int, chain: list[int]) -> list[int]:
+        feed(stack, columns([(ts_us, chain)]))
+        return [int(length) for length in stack.state()["lengths"]]
+
+    lengths(0, stem + left)
+    assert lengths(1, stem + right) == [3, 4, 2]  # a cold rest joins a node that ended here, and this one was cut in two
+    assert lengths(2, stem + left) == [4, 3, 2]
+    assert lengths(2, stem + right) == [3, 4, 2]  # one time, but `left` stands between
+    assert lengths(2, stem + left) == [4, 3, 2]
+    assert lengths(3, stem) == [4, 3, 2]
+    assert lengths(4, stem + left) == [4, 3, 2]  # neighbours, but of two times
+    assert lengths(5, stem + left) == [4, 5]
+
+
 @settings(max_examples=60, deadline=None)
 @given(prefix_traces(longest=400, fresh=200), st.lists(st.integers(0, 30), max_size=5))
 def test_olken_in_parts_equals_olken_at_once(trace: Trace, cuts: list[int]) -> None:
