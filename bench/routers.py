@@ -126,6 +126,41 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Every cell, averaged over seeds: TTFT in s of kvtide, of the best single other router, of each cell's best other and the bound."""
+    cells = by_cell(rows)
+    single = summary(rows)["best_single"]["router"]
+    four = f"kvtide | {single} | best other | bound"
+    head = f"| load | n | share | P99: {four} | mean: {four} | hits: kvtide | bound |"
+    lines = [head, "|---|" + "---|" * 12]
+    for (workload, instances, load), cell in cells.items():
+        others = {name: figures for name, figures in cell.items() if name not in ("kvtide", BOUND)}
+        parts = [workload, str(instances), f"{load:g}"]
+        for figure in ("ttft_p99_s", "ttft_mean_s"):
+            best = min(others, key=lambda name: others[name][figure])  # noqa: B023 - used at once
+            parts += [
+                f"{cell['kvtide'][figure]:.3g}",
+                f"{cell[single][figure]:.3g}",
+                f"{cell[best][figure]:.3g} {best}",
+                f"{cell[BOUND][figure]:.3g}",
+            ]
+        parts += [f"{cell[name]['hit_ratio_tokens']:.3f}" for name in ("kvtide", BOUND)]
+        lines.append("| " + " | ".join(parts) + " |")
+    return "\n".join(lines)
+
+
+def ranking(rows: Sequence[dict[str, Any]]) -> str:
+    """Every router over all cells: mean of P99 and of mean TTFT, and both as geometric mean over kvtide's; the least P99 first."""
+    cells = by_cell(rows)
+    lines = ["| router | mean of P99, s | mean of means, s | P99 / kvtide's | mean / kvtide's |", "|---|---|---|---|---|"]
+    found = []
+    for name in next(iter(cells.values())):
+        p99, mean = (float(np.mean([c[name][f] for c in cells.values()])) for f in ("ttft_p99_s", "ttft_mean_s"))
+        ratios = [_geometric(cells, name, ["kvtide"], f) for f in ("ttft_p99_s", "ttft_mean_s")]
+        found.append((p99, f"| {name} | {p99:.1f} | {mean:.1f} | {ratios[0]:.2f} | {ratios[1]:.2f} |"))
+    return "\n".join([*lines, *(line for _, line in sorted(found))])
+
+
 def _against(rows: Sequence[dict[str, Any]], cells: Cells, other: str) -> dict[str, Any]:
     out: dict[str, Any] = {"router": other}
     per_seed = {seed: by_cell(row for row in rows if row["seed"] == seed) for seed in sorted({row["seed"] for row in rows})}
@@ -175,8 +210,9 @@ def _best_weights(cells: Cells) -> dict[str, str]:
 @click.option("--processes", default=2, show_default=True)
 @click.option("--tuning", is_flag=True, help="The loads that the router was chosen on.")
 @click.option("--rows", "path", type=click.Path(path_type=Path), default=Path("routers.jsonl"), show_default=True, help="Where rows go.")
+@click.option("--tables", is_flag=True, help="Print every cell and every router as Markdown, too.")
 @click.option("--again", is_flag=True, help="Only sum up the rows that are there.")
-def main(seeds: int, processes: int, tuning: bool, path: Path, again: bool) -> None:
+def main(seeds: int, processes: int, tuning: bool, path: Path, tables: bool, again: bool) -> None:
     """Run the experiment (a quarter of an hour of processor time) and print the summary as JSON."""
     if not again:
         with path.open("w") as out:
@@ -186,6 +222,8 @@ def main(seeds: int, processes: int, tuning: bool, path: Path, again: bool) -> N
                     out.write(json.dumps(row) + "\n")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     click.echo(json.dumps(summary(rows), indent=2))
+    if tables:
+        click.echo(f"\n{ranking(rows)}\n\n{markdown(rows)}")
 
 
 if __name__ == "__main__":
