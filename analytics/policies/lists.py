@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analytics.policies.cursor import FORM, HIT, KEY, PREFIX, REQUEST, Cursor, Trace, advance, enter, full, leave
 from analytics.policies.free import freed_parent
-from analytics.policies.queues import STUCK, Queues, append, front, kernel, length, make_queues, pop, queue_of, remove
+from analytics.policies.queues import OVERDUE, STUCK, Queues, append, front, kernel, length, make_queues, pop, queue_of, remove
 
 
 def lru(trace: Trace, cursor: Cursor, capacity: int) -> None:
@@ -44,20 +44,39 @@ def pop_free(cursor: Cursor, queues: Queues, queue: int) -> int:
 
 @kernel
 def front_free(cursor: Cursor, queues: Queues, queue: int) -> int:
-    """The first id of a queue that is not held, -1 where there is none; it stays, held ones before it go to the back.
+    """The first id of a queue that is not held, -1 where there is none; it stays, held ones before it are passed over to the back.
 
-    A queue that was found to be all held is not searched again for this request until a block comes into it (`store`: other than the one
-    that is entered, which is pinned) or is freed there by its child (`depart`, in place of `leave`).
+    What was passed over goes first once its last child left (`depart`, in place of `leave`): its turn had come, and a chain that leaves
+    from the leaf up would otherwise cost a round of the queue a block. A queue that was found to be all held is not searched again for
+    this request until a block comes into it other than the one that is entered (`store`), or is freed there.
     """
-    if queues.ends[queue, STUCK] == cursor.at[REQUEST] + 1:
-        return -1
+    key = overdue(cursor, queues, queue)
+    if key >= 0 or queues.ends[queue, STUCK] == cursor.at[REQUEST] + 1:
+        return key
     for _ in range(length(queues, queue)):
         key = front(queues, queue)
         if cursor.held[key] == 0:
             return key
-        append(queues, queue, pop(queues, queue))
+        pass_over(queues, queue, pop(queues, queue))
     queues.ends[queue, STUCK] = cursor.at[REQUEST] + 1
     return -1
+
+
+@kernel
+def overdue(cursor: Cursor, queues: Queues, queue: int) -> int:
+    """The block of a queue that was passed over and then freed last, -1 for none."""
+    key = queues.ends[queue, OVERDUE] - 1
+    if key >= 0 and (queue_of(queues, key) != queue or cursor.held[key] > 0 or not queues.passed[key]):
+        queues.ends[queue, OVERDUE] = 0
+        return -1
+    return key
+
+
+@kernel
+def pass_over(queues: Queues, queue: int, key: int) -> None:
+    """Append a held block whose turn had come."""
+    append(queues, queue, key)
+    queues.passed[key] = True
 
 
 @kernel
@@ -76,6 +95,8 @@ def depart(cursor: Cursor, trace: Trace, queues: Queues, key: int) -> None:
     parent = freed_parent(cursor, trace, key)
     if parent >= 0 and queue_of(queues, parent) >= 0:
         queues.ends[queue_of(queues, parent), STUCK] = 0
+        if queues.passed[parent]:
+            queues.ends[queue_of(queues, parent), OVERDUE] = parent + 1
 
 
 @kernel

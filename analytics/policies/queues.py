@@ -18,7 +18,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 QUEUES = 4
-FRONT, BACK, LIVE, STUCK = range(4)
+FRONT, BACK, LIVE, STUCK, OVERDUE, ENDS = range(6)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -31,17 +31,20 @@ def kernel(function: Function) -> Function:
 
 
 class Queues(NamedTuple):
-    """`entries` int32[QUEUES, room] · `ends` int64[QUEUES, 4] of FRONT, BACK, LIVE and STUCK (`lists.front_free`) · `at` int32[n_ids]."""
+    """`entries` int32[QUEUES, room] · `ends` int64[QUEUES, ENDS] of FRONT, BACK, LIVE, and for `lists.front_free` STUCK and OVERDUE ·
+    `at` int32[n_ids] · `passed` bool[n_ids]: went from the front to the back because it was held.
+    """
 
     entries: I32
     ends: I64
     at: I32
+    passed: npt.NDArray[np.bool_]
 
 
 def make_queues(n_ids: int, most_live: int) -> Queues:
     """Empty queues of which none ever holds more than `most_live` ids."""
     entries = np.empty((QUEUES, 4 * most_live + 64), np.int32)
-    return Queues(entries, np.zeros((QUEUES, 4), np.int64), np.full(n_ids, -1, np.int32))
+    return Queues(entries, np.zeros((QUEUES, ENDS), np.int64), np.full(n_ids, -1, np.int32), np.zeros(n_ids, np.bool_))
 
 
 @kernel
@@ -76,6 +79,7 @@ def append(queues: Queues, queue: int, key: int) -> None:
     ends[queue, BACK] = back + 1
     ends[queue, LIVE] += 1
     ends[queue, STUCK] = 0
+    queues.passed[key] = False
 
 
 @kernel

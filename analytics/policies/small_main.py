@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies.cursor import CAPACITY, FORM, HIT, KEY, REQUEST, Cursor, Trace, advance, enter, full, leave, new_cursor
+from analytics.policies.cursor import CAPACITY, FORM, HIT, KEY, REQUEST, Cursor, Trace, advance, enter, full, new_cursor
 from analytics.policies.fifos import GHOST, GHOST_SHARE, MAIN, MAX_FREQUENCY, SMALL, SMALL_SHARE, TO_MAIN
 from analytics.policies.free import freed_parent
+from analytics.policies.lists import depart, overdue, pass_over
 from analytics.policies.queues import QUEUES, Queues, append, kernel, length, make_queues, pop, queue_of, remove
 
 I8 = npt.NDArray[np.int8]
@@ -107,7 +108,7 @@ def _evict(trace: Trace, cursor: Cursor, queues: Queues, frequency: I8, stuck: I
             append(queues, GHOST, key)
     if key < 0:
         key = _from_main(cursor, queues, frequency, stuck)
-    leave(cursor, trace, key)
+    depart(cursor, trace, queues, key)
     frequency[key] = -1 - frequency[key]
     parent = freed_parent(cursor, trace, key)
     if parent >= 0:
@@ -116,18 +117,23 @@ def _evict(trace: Trace, cursor: Cursor, queues: Queues, frequency: I8, stuck: I
 
 @kernel
 def _from_main(cursor: Cursor, queues: Queues, frequency: I8, stuck: I64) -> int:
-    """Take out the first that was not touched since it was last here; -1 where all are held."""
-    passed = 0
+    """Take out the first that was not touched since it was last here; -1 where all are held. The held ones passed over lose a touch too."""
+    passed, key = 0, overdue(cursor, queues, MAIN)
+    if key >= 0 and frequency[key] == 0:
+        remove(queues, key)
+        return key
     while stuck[MAIN] != cursor.at[REQUEST] and passed < length(queues, MAIN):
         key = pop(queues, MAIN)
         if cursor.held[key] > 0:
             passed += 1
+            frequency[key] = max(frequency[key] - 1, 0)
+            pass_over(queues, MAIN, key)
         elif frequency[key] > 0:
             frequency[key] -= 1
             passed = 0
+            append(queues, MAIN, key)
         else:
             return key
-        append(queues, MAIN, key)
     stuck[MAIN] = cursor.at[REQUEST]
     return -1
 
@@ -135,6 +141,10 @@ def _from_main(cursor: Cursor, queues: Queues, frequency: I8, stuck: I64) -> int
 @kernel
 def _from_small(cursor: Cursor, queues: Queues, frequency: I8, stuck: I64, threshold: int) -> int:
     """Pass on to main what was touched often enough until one was not and may leave; -1 where all pass or are held."""
+    key = overdue(cursor, queues, SMALL)
+    if key >= 0 and frequency[key] < threshold:
+        remove(queues, key)
+        return key
     for _ in range(length(queues, SMALL) if stuck[SMALL] != cursor.at[REQUEST] else 0):
         key = pop(queues, SMALL)
         if frequency[key] >= threshold:
@@ -142,7 +152,7 @@ def _from_small(cursor: Cursor, queues: Queues, frequency: I8, stuck: I64, thres
             append(queues, MAIN, key)
             stuck[MAIN] = -1
         elif cursor.held[key] > 0:
-            append(queues, SMALL, key)
+            pass_over(queues, SMALL, key)
         else:
             return key
     stuck[SMALL] = cursor.at[REQUEST]
