@@ -50,6 +50,9 @@ def jackknife_band(
     `estimate` makes the curve without one fold of its sample, as in `lambda fold: shards_hot(chains, seed=3, fold=fold)`; `rate` is the
     share of the blocks that it samples, since a sample of everything is sure. Student's t with `shards` - 1 degrees. It is honest where the
     sample is large enough (capacities above about 50 / rate) and no block that is not always tracked carries much load: use `shards_hot`.
+    At 95 % and 8 % of the blocks it holds the exact curve at 95 to 97 % of capacities on Zipf 0.8 and 0.9 and on both Mooncake traces, but
+    at 66 % on RAGPulse, where all reuse is that of 19 blocks of which `shards_hot` finds 7 in the first tenth of a week: look for hot
+    blocks in all of such a trace (`head=1.0`: 98 %).
     Raises `ValueError` for fewer than 2 shards. Cost: `shards` + 1 estimates.
     """
     if shards < 2:

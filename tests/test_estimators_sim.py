@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analytics.estimators.kosmo import KOSMO_POLICIES, kosmo, least_sizes
-from analytics.estimators.minisim import minisim
+from analytics.estimators.minisim import miniature_hits, minisim
 from analytics.estimators.sampling import spread_blocks
 from analytics.policies import POLICIES
 from analytics.reuse.chains import ChainBuilder, ChainColumns, densify
@@ -87,6 +88,17 @@ def test_minisim_weighs_tokens_and_cost_by_position() -> None:
     assert curve.hit_ratio([400], "tokens")[0] == pytest.approx(9 * 155 / (10 * 155 + 300 * 160))
     expected = 9 * (155 + 0.5 * 155**2) / (10 * (155 + 0.5 * 155**2) + 300 * (160 + 0.5 * 160**2))
     assert curve.hit_ratio([400], "cost", (1.0, 1.0))[0] == pytest.approx(expected)
+
+
+def test_a_policy_may_serve_less_from_more_blocks_but_its_curve_never_falls() -> None:
+    """Belady's anomaly, each page a stretch of 500 blocks: FIFO of three pages serves 3 of 12, of four pages 2."""
+    pages = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 5]
+    keys = np.concatenate([np.arange(500) + 1000 * page for page in pages])
+    given_: dict[str, Any] = {"policy": "fifo", "rate": 0.1, "capacities": [1500, 2000, 2500], "seed": 4}
+    _, hits = miniature_hits(references(keys), control=False, **given_)
+    assert hits[0] / keys.size == pytest.approx([3 / 12, 2 / 12, 7 / 12], abs=1e-9)
+    curve = minisim(references(keys), control=False, **given_)
+    assert curve.hit_ratio([1500, 2000, 2500]).tolist() == pytest.approx([3 / 12, 3 / 12, 7 / 12], abs=1e-9)
 
 
 def test_minisim_refuses_what_makes_no_sense() -> None:

@@ -43,26 +43,46 @@ def minisim(
     and first touch; without it a hash decides, as published, which needs no memory of the other blocks. `control` adds what the same sample
     gets wrong for LRU (the exact curve less that of the sample) and stops at what comes back at all. Mean error at 10 % by policy on
     Mooncake conversation and synthetic: as published 0.003 to 0.013, with `control` alone 0.0004 to 0.006, with both 0.0001 to 0.004 (the
-    most for SIEVE, whose small caches are biased; single draws up to 0.0053). `capacities` in blocks, else `sizes` of them log-spaced from
-    100/rate to all distinct blocks; between them the curve is interpolated, and it never falls. Below 200 distinct blocks in the sample all
-    is simulated.
+    most for SIEVE, whose small caches are biased). `capacities` in blocks, else `sizes` of them log-spaced from 100/rate to all distinct
+    blocks; between them the curve is interpolated, and it never falls: where a policy serves less from more blocks it shows the best of the
+    smaller sizes, and `miniature_hits` what was simulated. Below 200 distinct blocks in the sample all is simulated.
     Raises `ValueError` for an unknown policy, a bad rate, or rate * capacity below 100.
     Cost: `sizes` simulations of rate * blocks accesses; one probe a block and a sort of the blocks for `spread`; one run-level exact pass
     for `control`.
+    """
+    grid, hits = miniature_hits(
+        chains, policy=policy, rate=rate, capacities=capacities, sizes=sizes, control=control, spread=spread, seed=seed
+    )
+    return through(chains, grid, hits)
+
+
+def miniature_hits(
+    chains: ChainColumns,
+    *,
+    policy: str,
+    rate: float,
+    capacities: Sequence[int] | I64 | None,
+    sizes: int = 40,
+    control: bool = True,
+    spread: bool = True,
+    seed: int = 0,
+) -> tuple[I64, F64]:
+    """Capacities int64[k] and hits float64[3, k] (blocks, tokens, token_context) as simulated, before `minisim` makes a curve of them.
+
+    They may fall: SIEVE and LFU serve less from more blocks where chains are longer than the cache. Arguments, errors and cost as for
+    `minisim`.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r} is unknown; choose one of {', '.join(POLICIES)}")
     blocks, tracked = sample(chains, rate, seed, spread)
     ids, distinct = densify(chains.hashes[blocks])
     if distinct < 2 * SMALLEST_BLOCKS and rate < 1:
-        return minisim(chains, policy=policy, rate=1.0, capacities=capacities, sizes=sizes, control=False, seed=seed)
+        return miniature_hits(chains, policy=policy, rate=1.0, capacities=capacities, sizes=sizes, control=False, seed=seed)
     grid = _grid(capacities, sizes, tracked, distinct)
     values = np.vstack([np.ones(blocks.size), *block_values(chains, blocks)])
     missed = [values @ ~POLICIES[policy](ids, distinct, max(round(tracked * c), 1)) for c in grid.tolist()]
     hits = covered(chains)[:, None] - np.array(missed).T / tracked
-    if control and rate < 1:
-        hits = controlled(chains, grid, hits, blocks, tracked)
-    return through(chains, grid, hits)
+    return grid, controlled(chains, grid, hits, blocks, tracked) if control and rate < 1 else hits
 
 
 def sample(chains: ChainColumns, rate: float, seed: int, spread: bool) -> tuple[I64, float]:
