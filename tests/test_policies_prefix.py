@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analytics.fleet.generator import category_mix
 from analytics.policies import POLICIES
-from analytics.policies.cursor import Trace
+from analytics.policies.cursor import PLAIN, PREFIX, Trace, new_cursor, trace_of
 from analytics.policies.prefix_aware import absent, continuation_rate, session_gaps
+from analytics.policies.wa import Mode, replay_wa, wa_report
+from analytics.policies.wa_fit import KS_LIMIT, fit_trace, ks_distance
 from tests.test_policy_forms import chains, trace_from
 
 capacities = st.integers(1, 40)
@@ -358,3 +361,109 @@ def test_without_sessions_they_are_lru(name: str, chains: list[list[int]], capac
     trace, _ = trace_from(chains)
     trace = trace._replace(session=np.full(len(chains), -1, np.int32))
     assert np.array_equal(POLICIES[name].replay(trace, capacity), POLICIES["lru"].replay(trace, capacity))
+
+
+# ---------------------------------------------------------------- WA
+
+
+def exponential_trace(seed: int, requests: int = 3000, mean_s: float = 20.0, share: float = 0.6, flips: bool = False) -> Trace:
+    """Sessions of one category that go on with probability `share` after exponential gaps, among others (category 1) that never do.
+
+    With `flips` the two change places halfway: what was learned is then wrong.
+    """
+    rng = np.random.default_rng(seed)
+    asked: list[tuple[float, int, int, int]] = []
+    for session in range(requests):
+        at_s, turn, kind = float(session), 1, int(rng.integers(0, 2))
+        lives = kind == (flips and session > requests // 2)
+        while True:
+            asked.append((at_s, session, turn, kind))
+            if not lives or rng.random() > share:
+                break
+            at_s, turn = at_s + rng.exponential(mean_s), turn + 1
+    asked.sort()
+    trace, _ = trace_from([[session, *[7] * turn] for _, session, turn, _ in asked])
+    return trace._replace(
+        ts_us=np.array([round(1e6 * row[0]) for row in asked], np.int64), session=np.array([row[1] for row in asked], np.int32),
+        turn=np.array([row[2] for row in asked], np.int32), category=np.array([row[3] for row in asked], np.int32),
+    )  # fmt: skip
+
+
+def test_fits_find_the_share_and_the_mean_that_the_trace_was_made_with() -> None:
+    fits = fit_trace(exponential_trace(1))
+    first = int(fits.group[np.flatnonzero(exponential_trace(1).category == 0)[0]])
+    assert fits.reused[-1, first] == pytest.approx(0.6, abs=0.08)
+    assert 1 / fits.rate_s[-1, first] == pytest.approx(20.0, rel=0.2)
+    assert fits.distance[-1, first] < KS_LIMIT
+
+
+@pytest.mark.parametrize(("shape", "most", "least"), [("exponential", 0.08, 0.0), ("fixed", 1.0, 0.5)])
+def test_ks_distance_tells_an_exponential_from_a_timer(shape: str, most: float, least: float) -> None:
+    rng = np.random.default_rng(2)
+    gap = (1e6 * (rng.exponential(10.0, 1000) if shape == "exponential" else np.full(1000, 10.0))).astype(np.int64)
+    distance = ks_distance(np.zeros(1000, np.int64), gap, 1000, 10**9, 1.0, 0.1)
+    assert least <= distance <= most
+
+
+@pytest.mark.parametrize("form", [PREFIX, PLAIN])
+@pytest.mark.parametrize(("flips", "allowed"), [(False, 0.004), (True, 0.004), (True, 0.02)])
+def test_wa_is_never_further_behind_lru_than_allowed(form: int, flips: bool, allowed: float) -> None:
+    """At every request, in both forms, also where the future is the opposite of what was learned."""
+    trace = exponential_trace(3, 1500, flips=flips)
+    for capacity in (20, 60, 200):
+        cursor = new_cursor(trace, capacity, form)
+        modes, lost_ratio = replay_wa(trace, cursor, capacity, allowed)
+        lru = POLICIES["lru"].replay(trace, capacity, "prefix" if form == PREFIX else "plain")
+        behind = np.cumsum(lru.astype(int) - cursor.hits.astype(int))[trace.offsets[1:] - 1]
+        assert (behind <= allowed * trace.offsets[1:]).all()
+        assert lost_ratio <= allowed
+        assert (modes == Mode.WA).any() or capacity == 200
+
+
+def test_wa_without_a_guard_can_lose_to_lru() -> None:
+    """Else the test above would prove nothing."""
+    trace = exponential_trace(3, 1500, flips=True)
+    cursor = new_cursor(trace, 200, PREFIX)
+    assert replay_wa(trace, cursor, 200, allowed=1.0)[1] > 0.004
+
+
+def test_wa_keeps_what_comes_back() -> None:
+    trace = exponential_trace(4)
+    for capacity in (20, 40, 80):
+        assert POLICIES["wa"].replay(trace, capacity).sum() > 1.05 * POLICIES["lru"].replay(trace, capacity).sum()
+    report = wa_report(trace, 40, PREFIX)
+    assert sum(report.shares.values()) == pytest.approx(1.0)
+    assert report.fallback_ratio < 0.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(chains=chains, capacity=capacities)
+def test_wa_of_one_category_is_lru_and_says_so(chains: list[list[int]], capacity: int) -> None:
+    trace, _ = trace_from(chains)
+    trace = trace._replace(category=trace.category * 0 - 1, turn=trace.turn * 0)
+    for form in ("plain", "prefix"):
+        assert np.array_equal(POLICIES["wa"].replay(trace, capacity, form), POLICIES["lru"].replay(trace, capacity, form))
+    assert wa_report(trace, capacity, PREFIX).fallback_ratio == 1.0
+
+
+def test_wa_falls_back_where_times_are_not_exponential() -> None:
+    """Every session comes back after a minute sharp: categories by turn, none of which fits."""
+    trace = exponential_trace(5)
+    again = np.bincount(trace.session)[trace.session] > 1
+    timed = trace._replace(ts_us=np.where(again, trace.session + 60 * trace.turn, trace.session) * 10**6)
+    order = np.argsort(timed.ts_us, kind="stable")
+    asked = [[int(timed.session[r]), *[7] * int(timed.turn[r])] for r in order]
+    columns = {name: getattr(timed, name)[order] for name in ("ts_us", "session", "turn")}
+    trace = trace_from(asked)[0]._replace(**columns, category=np.zeros(order.size, np.int32))
+    assert wa_report(trace, 60, PREFIX).shares["poor_fit"] > 0.5
+
+
+def test_wa_beats_lru_on_category_rich_traffic_and_the_less_the_more_fits() -> None:
+    """One held-out draw; docs/policies.md has the figures over seeds."""
+    trace = trace_of(category_mix(101, minutes=30.0))
+    gains = []
+    for share in (0.02, 0.08, 0.32):
+        capacity = int(share * trace.parent.size)
+        gains.append(float(POLICIES["wa"].replay(trace, capacity).mean() - POLICIES["lru"].replay(trace, capacity).mean()))
+    assert gains[0] > 0.015
+    assert gains[0] > gains[1] > gains[2] >= -0.005

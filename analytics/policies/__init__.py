@@ -24,6 +24,7 @@ from analytics.policies import (
     segments,
     small_main,
     tinylfu,
+    wa,
 )
 from analytics.policies.cursor import PLAIN, PREFIX, Trace, bare, new_cursor, predecessors
 from analytics.policies.fifos import fifo, s3fifo, sieve
@@ -129,6 +130,7 @@ POLICIES: dict[str, Policy] = {
     "rtp_llm": Policy(engines.rtp_llm),
     "lmcache_cost": Policy(engines.lmcache_cost),
     "mooncake_lease": Policy(engines.mooncake_lease),
+    "wa": Policy(wa.wa, needs=("category", "turn")),
     "tail_optimized": Policy(prefix_aware.tail_optimized, needs=("session",)),
     "lpc": Policy(prefix_aware.lpc, needs=("session",)),
     "kvflow": Policy(prefix_aware.kvflow, needs=("workflow",)),
