@@ -16,6 +16,7 @@ from analytics.fleet.lab import BOUND, fleet_for, jittered, router_table, satura
 from analytics.fleet.replay import replay
 from analytics.fleet.routers import ROUTERS, Router, RouteRequest, RouterSpec, View, describe
 from analytics.fleet.routing.memory import NOTICED
+from analytics.fleet.scenarios import LOOPS, MIXED
 from analytics.fleet.workload import Workload
 from bench.lab import fleet_replay
 from bench.routers import WEIGHTS, coarser, summary
@@ -305,6 +306,18 @@ def test_random_is_far_worse_than_load_than_local_than_global_awareness() -> Non
     rows = {row["router"]: row["ttft_mean_s"] for row in router_table({"c": workload}, names, [0.5], [8], [0], bound=True)}
     assert rows["random"] > 2 * rows["least_load"]
     assert rows["least_load"] > 1.5 * rows["mooncake"] and rows["mooncake"] > 1.05 * rows[BOUND]
+
+
+def test_the_best_weight_of_a_weighted_sum_depends_on_the_load() -> None:
+    """Sessions whose KV decides want hits weighed more than load; independent requests that evict each other want less."""
+    loads = {
+        "sessions": generate(MIXED, minutes=10, requests_per_s=6, block_size=64, seed=3),
+        "scattered": generate(LOOPS, minutes=10, requests_per_s=6, block_size=64, seed=3),
+    }
+    specs = [RouterSpec("weighted_sum", {"w": w}) for w in (0.5, 0.8)]
+    found = {(row["workload"], row["router"][-4:-1]): row["ttft_mean_s"] for row in router_table(loads, specs, [0.8], [8], [0])}
+    assert found["sessions", "0.8"] < 0.8 * found["sessions", "0.5"]
+    assert found["scattered", "0.5"] < 0.98 * found["scattered", "0.8"]
 
 
 def test_the_table_names_every_cell_and_is_the_same_from_several_processes() -> None:
