@@ -182,7 +182,7 @@ def test_the_filter_follows_the_depth() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 4_000))
+@given(st.integers(1, 3_999))
 def test_a_restored_filter_forgets_at_the_same_block(cut: int) -> None:
     whole, first = RunStack(10, filter_bits=10), RunStack(10, filter_bits=10)
     feed(whole, strangers(0, 4_000, 1))
