@@ -22,6 +22,7 @@ COMMANDS = {
     "migrate": "Create or upgrade the ClickHouse tables and views.",
     "sql": "Run a query on the store.",
     "doctor": "Check this machine, the store and Kafka, and say how to mend what is wrong.",
+    "lab": "Eviction policies, routers and tiers side by side on traces.",
     "bench": "Measure kvtide beside named references.",
 }
 

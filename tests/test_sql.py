@@ -29,6 +29,7 @@ LANDED = {
     "0006_value_views": "9c74cf74b4745f15",
     "0007_weighted_mrc": "4223b53878071e11",
     "0008_workload": "585c057371033e6d",
+    "0009_lab": "0486f6d1e6da8305",
 }
 
 COLUMNS = {
@@ -43,6 +44,9 @@ COLUMNS = {
     "instance_raw": "ts instance incarnation lifecycle reason capacity_blocks used_blocks pinned_blocks evictable_blocks running waiting "
     "queued_tokens query_tokens hit_tokens source_state reports_residency source seq partition offset inserted_at",
     "residency_1m": "window_start tenant model instance kind reason cause_tenant blocks idle_ms idle_known",
+    "lab_policy": "id made_at trace policy form capacity_blocks hit_ratio_blocks hit_ratio_tokens saved_prefill_s",
+    "lab_router": "id made_at workload router instances load seed ttft_p50_s ttft_p99_s ttft_mean_s hit_ratio_tokens",
+    "lab_tier": "id made_at trace hbm_blocks dram_blocks hbm_hit_ratio_tokens dram_hit_ratio_tokens hit_ratio_tokens saved_prefill_s",
     "reuse_1m": "window_start tenant model block_size scope instance kind distance_from distance_to blocks positions",
     "reuse_time_1m": "window_start tenant model block_size instance category kind reuse_ms_from reuse_ms_to blocks positions",
     "schema_migrations": "number name sha256 applied_at",
