@@ -12,7 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analytics.fleet.engines import Batch, Engine, Phase, SglangEngine, Tally, VllmEngine, captured_workload, first_alone, fold, play, tally
+from analytics.fleet.engines import (
+    Batch,
+    Engine,
+    Phase,
+    RtpLlmEngine,
+    SglangEngine,
+    Tally,
+    VllmEngine,
+    captured_workload,
+    first_alone,
+    fold,
+    play,
+    tally,
+)
 
 SHARED, ALL_MISS = [0] + [512] * 7, [0] * 8
 TRUTH = {"shared": SHARED, "repeat": [624] * 8, "evict": [0] * 120, "recheck": SHARED, "after_reset": [0, 512]}
@@ -47,13 +60,20 @@ def test_sglang_answers_what_was_captured_and_publishes_it_but_for_one_wave() ->
     assert stores_by_size(played.batches) == {40: 4, 8: 22, 64: 120}
     assert played.batches[0][0].kind == "cleared"
     assert max(len(batch) for batch in played.batches) == 7
-    # Batches 13, 15 and 25 are those with removals whose bytes could be read: one removal of so many pages, then one store.
-    assert [removal_sizes(played.batches[seq]) for seq in (13, 15, 25)] == [[136], [312], [256]]
-    assert [len(played.batches[seq]) for seq in (13, 15, 25)] == [2, 2, 2]
+    # The batches with removals whose bytes could be read: one removal of so many pages, then one store.
+    readable = [played.batches[seq] for seq in (13, 15, 17, 19, 21, 23, 25)]
+    assert [removal_sizes(batch) for batch in readable] == [[136], [312], [256], [256], [256], [256], [256]]
+    assert [[len(event.blocks) for event in batch if event.kind == "stored"] for batch in readable] == [[64]] * 7
+    # What goes first is what the readable batch before last stored.
+    assert readable[2][0].blocks[:64] == readable[0][1].blocks
+    assert readable[4][0].blocks[:64] == readable[2][1].blocks
 
 
 def test_sglangs_first_removal_takes_the_shared_prompts_leaves_first() -> None:
-    """The captured order: each suffix's last page (split off by the repeat), then its other seven; after all eight, the prefix."""
+    """Each suffix's last page, split off by the repeat, then its other seven; after all eight their prefix; then the next phase's leaves.
+
+    The captured bytes were compared for the first suffix and for the size; the rest follows from the rule.
+    """
     phases = captured_workload()
     played = play(SglangEngine(9216 // 16), phases, first_alone)
     removed = played.batches[13][0].blocks
@@ -96,7 +116,11 @@ def run(engine: Engine, *prompts: tuple[Sequence[int], int]) -> list[int]:
 
 
 def engines(capacity: int, block_size: int = 4, **more: int) -> list[Engine]:
-    return [VllmEngine(capacity + 1, block_size, **more), SglangEngine(capacity, block_size, **more)]
+    return [
+        VllmEngine(capacity + 1, block_size, **more),
+        SglangEngine(capacity, block_size, **more),
+        RtpLlmEngine(capacity, block_size, **more),
+    ]
 
 
 @pytest.mark.parametrize("engine", engines(10))
@@ -154,13 +178,38 @@ def test_sglang_frees_the_second_copy_of_what_sharers_computed_at_once() -> None
     assert engine.resident() == {1: 1, 2: 1, 3: 1}
 
 
+def test_rtp_llm_shares_from_step_to_step_and_evicts_a_chain_up_to_its_fork() -> None:
+    engine = RtpLlmEngine(8, block_size=4)
+    first = engine.submit((1, 2), 9)
+    engine.step()
+    assert first.done and run(engine, ((1, 2, 3), 12)) == [8]
+    run(engine, ((1, 2, 3, 4), 16), ((1, 5), 8))
+    engine.take()
+    run(engine, ((6, 7, 8, 9), 16))
+    events = [event for batch in engine.take() for event in batch]
+    assert events[0].blocks == (4, 3, 2)  # one block was short; 1 is the fork that 5 still hangs on
+    assert set(engine.resident()) == {1, 5, 6, 7, 8, 9}
+
+
+def test_rtp_llm_keeps_resident_prompts_until_a_clear() -> None:
+    engine = RtpLlmEngine(4, block_size=4)
+    run(engine, ((1, 2, 3), 12))
+    engine.make_resident((1, 2))
+    with pytest.raises(ValueError, match="1 of 2 blocks are not cached"):
+        engine.make_resident((1, 9))
+    run(engine, ((4, 5), 8), ((6, 7), 8))
+    assert set(engine.resident()) == {1, 2, 6, 7}
+    assert engine.clear() and not engine.resident()
+
+
 @pytest.mark.parametrize("engine", engines(10))
 def test_clearing_waits_for_requests_under_way(engine: Engine) -> None:
     run(engine, ((1, 2), 8))
     if isinstance(engine, VllmEngine):
         engine.max_step_tokens = 4
     engine.submit((3, 4), 8)
-    engine.step()
+    if not isinstance(engine, RtpLlmEngine):  # which leaves nothing under way between steps
+        engine.step()
     assert not engine.clear()
     while engine.step():
         pass
@@ -169,7 +218,7 @@ def test_clearing_waits_for_requests_under_way(engine: Engine) -> None:
     assert fold(engine.take()) == {1: 1, 2: 1}
 
 
-@pytest.mark.parametrize("kind", [VllmEngine, SglangEngine])
+@pytest.mark.parametrize("kind", [VllmEngine, SglangEngine, RtpLlmEngine])
 def test_impossible_sizes_and_prompts_are_refused(kind: type[Engine]) -> None:
     for sizes in ((0, 16), (1, 0), (-3, 16)):
         with pytest.raises(ValueError, match="at least one block"):
@@ -199,13 +248,13 @@ def test_a_stream_that_removes_what_is_not_held_is_refused() -> None:
 prompt = st.tuples(st.lists(st.integers(0, 1), max_size=5), st.integers(0, 3), st.integers(0, 2))
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 @settings(max_examples=150, deadline=None)
 @given(st.integers(7, 14), st.sampled_from([5, 16, 64]), st.lists(prompt, max_size=25), st.integers(0, 25))
 def test_a_consumer_of_the_events_knows_what_is_cached(
     which: int, capacity: int, step_tokens: int, prompts: list[tuple[list[int], int, int]], clear_after: int
 ) -> None:
-    """Folding the events gives the copies held; no prompt starves; SGLang holds nothing twice, and nothing without its parent."""
+    """Folding the events gives the copies held; no prompt starves; trees hold nothing twice, and nothing without its parent."""
     engine = engines(capacity, max_step_tokens=step_tokens)[which]
     names: dict[tuple[int, ...], int] = {}
     requests = []
@@ -226,7 +275,7 @@ def test_a_consumer_of_the_events_knows_what_is_cached(
         assert sum(engine.resident().values()) <= capacity
     assert fold(engine.take()) == engine.resident()
     assert all(r.done and 0 <= r.cached_tokens < r.prompt_tokens and r.cached_tokens % 4 == 0 for r in requests)
-    if which == 1:
+    if which > 0:
         parent = {block: names.get(chain[:-1], -1) for chain, block in names.items()}
         held = engine.resident()
         assert set(held.values()) <= {1}
@@ -235,7 +284,7 @@ def test_a_consumer_of_the_events_knows_what_is_cached(
 
 @settings(max_examples=100, deadline=None)
 @given(capacity=st.integers(7, 14), prompts=st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=5), st.integers(0, 3)), max_size=30))
-def test_one_after_the_other_both_engines_hit_what_stays_resident(capacity: int, prompts: list[tuple[list[int], int]]) -> None:
+def test_one_after_the_other_engines_hit_what_stays_resident(capacity: int, prompts: list[tuple[list[int], int]]) -> None:
     """A prompt that has the engine to itself finds exactly its leading blocks in the cache as the events describe it."""
     for engine in engines(capacity):
         names: dict[tuple[int, ...], int] = {}

@@ -16,6 +16,7 @@ from analytics.fleet.engines.capture import (
     together,
 )
 from analytics.fleet.engines.engine import Batch, Engine, KvEvent, Request, fold
+from analytics.fleet.engines.rtp_llm import RtpLlmEngine
 from analytics.fleet.engines.sglang import SglangEngine
 from analytics.fleet.engines.vllm import VllmEngine
 
@@ -26,6 +27,7 @@ __all__ = [
     "Phase",
     "Played",
     "Request",
+    "RtpLlmEngine",
     "SglangEngine",
     "Tally",
     "VllmEngine",

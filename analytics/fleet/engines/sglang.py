@@ -20,6 +20,9 @@ class _Node:
     locks: int = 0
     children: dict[int, _Node] = field(default_factory=dict)
 
+    def free_leaf(self) -> bool:
+        return not self.children and not self.locks
+
 
 @dataclass(slots=True, eq=False)
 class _Prefill:
@@ -42,6 +45,10 @@ class SglangEngine(Engine):
     that only the missing pages are evicted is read off the captured stream.
     """
 
+    overlap = True  # a batch's result is taken one step after its launch
+    spare_blocks = 1  # asked for beyond what a prompt needs
+    whole_chains = False  # an eviction goes on up to the next fork
+
     def __init__(self, capacity_blocks: int, block_size: int = 16, max_step_tokens: int = 16384, max_running: int = 256) -> None:
         super().__init__(capacity_blocks, block_size, max_step_tokens, max_running)
         self._clock = 0
@@ -53,13 +60,14 @@ class SglangEngine(Engine):
         return _Node((), None, 0, locks=1), self.capacity_blocks, 0
 
     def step(self) -> bool:
-        before = self._launched
-        self._launched = self._launch()
-        for prefill in before:
+        due, launched = self._launched, self._launch()
+        self._launched = launched if self.overlap else []
+        due = due if self.overlap else launched
+        for prefill in due:
             self._finish(prefill)
-        idle = not before and not self._launched
+        idle = not due and not launched
         worked = not idle or bool(self._pending)
-        if before or idle:
+        if due or idle:
             self._publish()
         return worked
 
@@ -73,7 +81,7 @@ class SglangEngine(Engine):
         return Counter(block for node in self._nodes() for block in node.blocks)
 
     def _most_blocks(self, prompt_tokens: int) -> int:
-        return self._blocks_of(prompt_tokens) + 1
+        return self._blocks_of(prompt_tokens) + self.spare_blocks
 
     # -- scheduling ---------------------------------------------------------------------------------------------------------------------
 
@@ -85,15 +93,15 @@ class SglangEngine(Engine):
             hit, node = self._match(request.blocks[: self._reusable(request)])
             new_tokens, pages = request.prompt_tokens - hit * self.block_size, self._blocks_of(request.prompt_tokens) - hit
             self._lock(node, 1)
-            if need + pages + 1 > self._free + self._evictable or (batch and tokens + new_tokens > self.max_step_tokens):
+            if need + pages + self.spare_blocks > self._free + self._evictable or (batch and tokens + new_tokens > self.max_step_tokens):
                 self._lock(node, -1)
                 break
             self._waiting.popleft()
             request.cached_tokens = hit * self.block_size
             batch.append(_Prefill(request, hit, node, pages))
-            tokens, need = tokens + new_tokens, need + pages + 1
+            tokens, need = tokens + new_tokens, need + pages + self.spare_blocks
         self._evict(need - self._free)
-        self._free -= need - len(batch)
+        self._free -= sum(prefill.pages for prefill in batch)
         return batch
 
     def _finish(self, prefill: _Prefill) -> None:
@@ -151,15 +159,14 @@ class SglangEngine(Engine):
         if pages <= 0:
             return
         gone: list[int] = []
-        leaves = [(node.used, serial, node) for serial, node in enumerate(self._nodes()) if not node.children and not node.locks]
+        leaves = [(node.used, serial, node) for serial, node in enumerate(self._nodes()) if node.free_leaf()]
         heapq.heapify(leaves)
         while len(gone) < pages and leaves:
             _, serial, node = heapq.heappop(leaves)
-            gone.extend(node.blocks)
-            parent = node.parent
-            assert parent is not None
-            del parent.children[node.blocks[0]]
-            if not parent.children and not parent.locks:
+            parent = _drop(node, gone)
+            while self.whole_chains and parent.free_leaf():
+                parent = _drop(parent, gone)
+            if parent.free_leaf():
                 heapq.heappush(leaves, (parent.used, serial, parent))
         self._free += len(gone)
         self._evictable -= len(gone)
@@ -178,6 +185,15 @@ class SglangEngine(Engine):
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+def _drop(node: _Node, gone: list[int]) -> _Node:
+    """Take a leaf out of the tree, its blocks into `gone`; returns its parent."""
+    parent = node.parent
+    assert parent is not None
+    gone.extend(node.blocks)
+    del parent.children[node.blocks[0]]
+    return parent
 
 
 def _shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
