@@ -38,7 +38,8 @@ from ingest.errors import UsageError
 
 F64 = npt.NDArray[np.float64]
 Row = dict[str, Any]
-BOUND = "belady"  # knows the future: it wins nothing
+# They know of the future: all of it, or the next requests as a job queue would. They win nothing.
+BOUNDS = {"belady": "bound", "cached_attention": "given the next 64 requests"}
 FINISHED, TRACES = "cells.jsonl", "traces"
 
 
@@ -319,7 +320,7 @@ def wins(rows: Sequence[Row]) -> list[Row]:
         here = {
             row["policy"]: row["hit_ratio_tokens"]
             for row in rows
-            if (row["trace"], row["form"], row["capacity_blocks"]) == (trace, form, capacity) and row["policy"] != BOUND
+            if (row["trace"], row["form"], row["capacity_blocks"]) == (trace, form, capacity) and row["policy"] not in BOUNDS
         }
         if here:
             best = max(here.values())

@@ -14,7 +14,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from ingest.store import Store
-from kvtide.lab import BOUND, LabTrace, Row
+from kvtide.lab import BOUNDS, LabTrace, Row
 from kvtide.mrcplot import Line, Plot, write_plot
 from kvtide.tracefiles import plain_table
 
@@ -53,7 +53,7 @@ def print_policies(console: Console, result: dict[str, Any]) -> None:
                 shown.append(
                     f"{'*' if won else ''}{100 * cells[capacity]['hit_ratio_tokens']:.2f} ({cells[capacity]['saved_prefill_s']:,.0f})"
                 )
-            table.add_row(policy + (" (bound)" if policy == BOUND else ""), *shown)
+            table.add_row(policy + (f" ({BOUNDS[policy]})" if policy in BOUNDS else ""), *shown)
         console.print(table)
     for win in result["wins"]:
         console.print(f"best {win['trace']} {win['form']} {win['capacity_blocks']:,}: {_named(win)}", markup=False)

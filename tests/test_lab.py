@@ -144,8 +144,8 @@ def test_two_processes_give_what_one_gives(trace: Path) -> None:
     assert alone.run(jobs[0], 1) == both.run(jobs[1], 2)
 
 
-def test_wins_leave_belady_out_and_name_ties() -> None:
-    figures = {"lru": 0.2, "wa": 0.3, "arc": 0.3, "belady": 0.9}
+def test_wins_leave_out_who_knows_the_future_and_name_ties() -> None:
+    figures = {"lru": 0.2, "wa": 0.3, "arc": 0.3, "cached_attention": 0.8, "belady": 0.9}
     rows = [{"trace": "t", "policy": name, "form": "prefix", "capacity_blocks": 5, "hit_ratio_tokens": v} for name, v in figures.items()]
     (found,) = wins(rows)
     assert found["best"] == ["wa", "arc"]

@@ -199,9 +199,11 @@ TWINS: dict[str, Callable[[Trace, int], Twin]] = {
     "tail_optimized": TailTwin,
     "lpc": LpcTwin,
     "kvflow": StepsTwin,
+    "cached_attention": AwaitedTwin,
 }
 PARAMETERS: dict[str, Callable[[Trace], dict[str, Any]]] = {
     "tail_optimized": lambda trace: {"recompute_tokens": 40, "next_tokens": 8},
+    "cached_attention": lambda trace: {"window": 2},
     "kvflow": lambda trace: {"steps": np.where(trace.session == 0, np.inf, trace.session)},
 }
 

@@ -6,17 +6,20 @@ Each needs something of the requests beyond their blocks. Where the trace does n
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from analytics.policies.cursor import FORM, HIT, KEY, PLAIN, REQUEST, Cursor, Trace, advance, enter, full, leave
 from analytics.policies.engines import vllm_lru
-from analytics.policies.free import Pool, drop, freed_by_turn, freed_parent, make_pool, offer, push
+from analytics.policies.free import Pool, discard, drop, freed_by_turn, freed_parent, make_pool, offer, push
 from analytics.policies.heads import Heads, evict, head, heap_of, make_heads, offer_freed, tag
 from analytics.policies.queues import kernel
 
+Bools = npt.NDArray[np.bool_]
 F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Predictor = Callable[[Trace], F64]
 
@@ -212,6 +215,14 @@ def _farthest(trace: Trace, cursor: Cursor, pool: Pool, steps: F64, turn: I64, d
     return best
 
 
+class Aside(NamedTuple):
+    """Blocks set aside for a session in the window, as linked lists: `first` int32[sessions], `after` int32[n_ids] (-1: none), `listed`."""
+
+    first: I32
+    after: I32
+    listed: Bools
+
+
 def cached_attention(trace: Trace, cursor: Cursor, capacity: int, window: int = 64) -> None:
     """CachedAttention: evict what belongs to no session in the job queue, the least recent first; then the session whose turn is last.
 
@@ -221,37 +232,57 @@ def cached_attention(trace: Trace, cursor: Cursor, capacity: int, window: int = 
     """
     sessions = int(trace.session.max(initial=-1)) + 1
     heads = make_heads(trace.parent.size, capacity, 2)
-    latest = np.full(max(sessions, 1), -1, np.int64)
-    _cached_attention(trace, cursor, heads, next_of_session(trace), latest, np.zeros(trace.parent.size, np.int64), window)
+    n_ids, latest = trace.parent.size, np.full(max(sessions, 1), -1, np.int64)
+    aside = Aside(np.full(max(sessions, 1), -1, np.int32), np.full(n_ids, -1, np.int32), np.zeros(n_ids, np.bool_))
+    _cached_attention(trace, cursor, heads, aside, next_of_session(trace), latest, np.zeros(n_ids, np.int64), window)
 
 
 @kernel
-def _cached_attention(trace: Trace, cursor: Cursor, heads: Heads, following: I64, latest: I64, last: I64, window: int) -> None:
+def _cached_attention(
+    trace: Trace, cursor: Cursor, heads: Heads, aside: Aside, following: I64, latest: I64, last: I64, window: int
+) -> None:
     before = -1
     while advance(cursor, trace):
         key, request = cursor.at[KEY], cursor.at[REQUEST]
         for one in range(before + 1, request + 1):
             if trace.session[one] >= 0:
                 latest[trace.session[one]] = one
+                _served(cursor, heads, aside, trace.session[one], last)
         before = offer_freed(cursor, trace, heads, before)
         if not cursor.at[HIT]:
             while full(cursor):
-                evict(cursor, trace, heads, _not_awaited(trace, cursor, heads, following, latest, last, window))
+                evict(cursor, trace, heads, _not_awaited(trace, cursor, heads, aside, following, latest, last, window))
             enter(cursor, trace, key)
         last[key] = request
         tag(cursor, trace, heads, key, APART, float(request))
 
 
 @kernel
-def _not_awaited(trace: Trace, cursor: Cursor, heads: Heads, following: I64, latest: I64, last: I64, window: int) -> int:
+def _served(cursor: Cursor, heads: Heads, aside: Aside, session: int, last: I64) -> None:
+    """A session's turn has come: what was set aside for it is as others are, until it is seen to be awaited again."""
+    key = aside.first[session]
+    while key >= 0:
+        aside.listed[key] = False
+        if heads.where[key] >= 0 and heads.group[key] == AWAITED:
+            discard(heap_of(heads, AWAITED), key)
+            heads.group[key], heads.priority[key] = APART, last[key]
+            push(heap_of(heads, APART), key)
+        key = aside.after[key]
+    aside.first[session] = -1
+
+
+@kernel
+def _not_awaited(trace: Trace, cursor: Cursor, heads: Heads, aside: Aside, following: I64, latest: I64, last: I64, window: int) -> int:
     """Blocks of sessions that have come into the window are set aside as they are met, and looked at only when there are no others."""
     while True:
         key = head(cursor, heads, APART)
         if key < 0:
-            key = head(cursor, heads, AWAITED)
+            return head(cursor, heads, AWAITED)
         session = trace.session[last[key]]
-        due = following[latest[session]] if session >= 0 else following[last[key]]
-        if due > cursor.at[REQUEST] + window or (heads.group[key] == AWAITED and heads.priority[key] == -due):
+        due = following[latest[session]] if session >= 0 else NEVER
+        if due > cursor.at[REQUEST] + window:
             return key
         tag(cursor, trace, heads, key, AWAITED, float(-due))
         push(heap_of(heads, AWAITED), key)
+        if not aside.listed[key]:
+            aside.after[key], aside.first[session], aside.listed[key] = aside.first[session], key, True
