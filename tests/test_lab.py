@@ -348,3 +348,23 @@ def test_sessions_are_sampled_and_said_so(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert kvtide(monkeypatch, tmp_path, "policies", *words) == 0
     assert rows_of(capsys)[0]["trace"] == "traces_710 (sampled: first 2 sessions)"
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("name", ["conversation_trace", "synthetic_trace"])
+def test_the_document_holds_what_the_curve_says_of_lru(name: str) -> None:
+    """The row of `lru` in docs/policies.md, to its last digit; and no policy there is above Belady's bound."""
+    path = TRACES / "mooncake" / f"{name}.jsonl.zst"
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    text = (Path(__file__).parents[1] / "docs" / "policies.md").read_text(encoding="utf-8")
+    section = text.split(f"### {name}\n")[1].split("\n### ")[0]
+    table = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
+    capacities = [int(cell.replace(",", "")) for cell in table[0][1:]]
+    shown = {row[0].strip("`").split("`")[0]: [float(cell.split()[0]) for cell in row[1:]] for row in table[2:]}
+    chains = held(path).chains
+    histogram = DistanceHistogram(chains.block_size)
+    histogram.add(RunStack().touch(chains.ts_us, chains.offsets, chains.hashes), chains)
+    assert shown["lru"] == [round(100 * ratio, 2) for ratio in histogram.curve().hit_ratio(capacities, "tokens").tolist()]
+    assert set(POLICIES) >= set(shown) and len(shown) >= 36
+    assert all(value <= most for row in shown.values() for value, most in zip(row, shown["belady"], strict=True))
