@@ -30,6 +30,8 @@ from analytics.fleet.workload import Workload
 from analytics.policies import POLICIES, Form, leading_hits
 from analytics.policies.cursor import Trace, parents, predecessors
 from analytics.policies.prefix_aware import absent
+from analytics.policies.wa import Mode, modes_of_fits
+from analytics.policies.wa_fit import fit_trace
 from analytics.reuse.chains import ChainColumns
 from analytics.reuse.run_exact import RunStack
 from analytics.surfaces import tier_hit_ratios
@@ -339,6 +341,23 @@ def wins(rows: Sequence[Row]) -> list[Row]:
 
 
 def fallbacks(held: LabTrace, policies: Sequence[str]) -> list[Row]:
-    """Policies that lack what they need on a trace, and therefore were LRU there (wholly or in part)."""
-    found = {name: absent(held.trace, POLICIES[name].needs) for name in policies}
-    return [{"trace": held.name, "policy": name, "absent": list(columns)} for name, columns in found.items() if columns]
+    """Policies that were LRU on a trace, wholly or in part: for want of columns (`absent`), or, WA, because its fits were refused.
+
+    `lru_ratio` is the share of the requests at which WA's fits left the choice to LRU, `reasons` by mode; its guard, which depends on the
+    capacity, comes on top (`analytics.policies.wa.wa_report`). None for other policies.
+    """
+    out = []
+    for name in policies:
+        columns = list(absent(held.trace, POLICIES[name].needs))
+        reasons = fit_modes(held.trace) if name == "wa" else {}
+        if columns or reasons:
+            ratio = sum(reasons.values()) if name == "wa" else None
+            out.append({"trace": held.name, "policy": name, "absent": columns, "lru_ratio": ratio, "reasons": reasons})
+    return out
+
+
+def fit_modes(trace: Trace) -> dict[str, float]:
+    """Share of the requests at which WA's fits leave the choice to LRU, by reason; those that occur. Cost: the fits, O(blocks)."""
+    modes = modes_of_fits(fit_trace(trace))
+    counts = np.bincount(modes, minlength=len(Mode)) / max(modes.size, 1)
+    return {mode.name.lower(): float(counts[mode]) for mode in Mode if mode is not Mode.WA and counts[mode] > 0}

@@ -58,7 +58,14 @@ def print_policies(console: Console, result: dict[str, Any]) -> None:
     for win in result["wins"]:
         console.print(f"best {win['trace']} {win['form']} {win['capacity_blocks']:,}: {_named(win)}", markup=False)
     for one in result["fallbacks"]:
-        console.print(f"note: {one['trace']} has no {', no '.join(one['absent'])}: {one['policy']} is LRU for want of it", markup=False)
+        console.print(f"note: {one['trace']}: {_why_lru(one)}", markup=False)
+
+
+def _why_lru(one: Row) -> str:
+    if one["reasons"]:
+        reasons = ", ".join(f"{name.replace('_', ' ')} {100 * share:.0f} %" for name, share in one["reasons"].items())
+        return f"{one['policy']} left the choice to LRU at {100 * one['lru_ratio']:.0f} % of the requests ({reasons})"
+    return f"{one['policy']} is LRU, since the trace has no {', no '.join(one['absent'])}"
 
 
 def _named(win: Row) -> str:

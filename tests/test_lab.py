@@ -19,7 +19,7 @@ from ingest.store import Store
 from kvtide import lab
 from kvtide.cli import main
 from kvtide.commands.lab import traces_of
-from kvtide.lab import Lab, LabTrace, PolicyJob, capacities_of, chosen, lab_trace, tier_rows, wins
+from kvtide.lab import Lab, LabTrace, PolicyJob, capacities_of, chosen, fallbacks, lab_trace, tier_rows, wins
 from kvtide.workload_input import load
 
 TRACES = Path(__file__).parents[1] / ".." / "shared" / "traces"
@@ -162,7 +162,11 @@ def test_the_table_is_stored_and_printed(
     monkeypatch.setattr("kvtide.commands.lab.store_rows", lambda url, what, rows: inserted.update({TABLES[what]: rows}) or "id")
     assert kvtide(monkeypatch, tmp_path, "policies", str(trace), *words, "--store", "chdb://x", "--plot", str(tmp_path / "p.html")) == 0
     out = capsys.readouterr().out
-    assert "best small prefix" in out and "belady (bound)" in out and "small has no category, no turn: wa is LRU" in out
+    assert (
+        "best small prefix" in out
+        and "belady (bound)" in out
+        and "small: wa left the choice to LRU at 100 % of the requests (one category 100 %)" in out
+    )
     assert len(inserted["lab_policy"]) == 12 and (tmp_path / "p.html").stat().st_size > 1000
 
 
@@ -324,6 +328,15 @@ def test_results_of_other_code_are_not_taken(tmp_path: Path, monkeypatch: pytest
     assert not store.missing([job])
     monkeypatch.setattr(lab, "sources_digest", lambda package: "other")
     assert store.missing([job]) == [job]
+
+
+def test_policies_that_were_lru_say_why(tmp_path: Path) -> None:
+    one = held(write(tmp_path / "t.jsonl", [[1, 2], [1, 2, 3]] * 100))
+    assert fallbacks(one, ["lru", "kvflow"]) == [
+        {"trace": "t", "policy": "kvflow", "absent": ["workflow"], "lru_ratio": None, "reasons": {}}
+    ]
+    (wa,) = fallbacks(one, ["wa"])
+    assert (wa["absent"], wa["lru_ratio"], wa["reasons"]) == (["category", "turn"], 1.0, {"one_category": 1.0})
 
 
 @pytest.mark.traces
