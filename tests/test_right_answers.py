@@ -260,8 +260,10 @@ def test_spread_over_seeds_falls_with_the_root_of_the_rate() -> None:
     """Rates 16 apart: a sample without replacement spreads by sqrt((1 - R) / R), so 3.98 apart; 60 draws a rate are sure to a fifth."""
     chains = references(np.random.default_rng(7).integers(0, 4000, 30_000))
     rates = (0.01, 0.04, 0.16)
-    spread = [np.std([ESTIMATORS["shards"](chains, rate=r, adj=False, seed=s).hit_ratio([2000])[0] for s in range(60)]) for r in rates]
-    expected = [np.sqrt((1 - rate) / rate) for rate in rates]
+    draws = [[ESTIMATORS["shards"](chains, rate=r, adj=False, seed=s).hit_ratio([2000])[0] for s in range(60)] for r in rates]
+    spread, expected = np.std(draws, axis=1), [np.sqrt((1 - rate) / rate) for rate in rates]
+    truth = ESTIMATORS["olken"](chains).hit_ratio([2000])[0]
+    assert np.all(np.abs(np.mean(draws[1:], axis=1) - truth) < 4 * spread[1:] / np.sqrt(60))
     for one, two in ((0, 1), (1, 2), (0, 2)):
         assert spread[one] / spread[two] == pytest.approx(expected[one] / expected[two], rel=0.35)
 

@@ -37,7 +37,9 @@ def counter_stacks(
     """Curve from HyperLogLog counters of 2**`precision` registers, a new one every `batch_blocks` references (a 2048th of the trace).
 
     A counter within the share `delta` of its older neighbour is given up. Tokens and token_context are those of a batch on average, since
-    counts do not tell which block came back. Distances are sure to about `delta` + 1/sqrt(registers), the least is about a batch.
+    counts do not tell which block came back. Distances are sure to about `delta` + 1/sqrt(registers), the least is about a batch. Mean
+    error on the traces of docs/estimators.md: 0.003; 0.014 on WEKA, whose requests are longer than a batch, and 0.013 on Zipf 1.0, most of
+    whose distances are shorter than one.
     Raises `ValueError` for a precision outside 4 to 16 or a delta outside (0, 1).
     Cost: a few register updates a block, and one estimate a batch and live counter (about log(distinct) / delta of them); memory as many
     sketches.

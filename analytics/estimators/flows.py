@@ -43,7 +43,8 @@ def flows(
     A block is an object sample with probability rate * (1 - slide), a byte sample with rate * slide * size / mean size; sampled as either
     it stands in the stack for size / (the larger of the two). `front` blocks (log10(1/rate)/rate by default) are tracked exactly. The
     samples are scaled to the rest; with `adj` what they miss of the whole is spread just above the front instead, as in FLOWS, which errs
-    more on prefix chains. Equal to `weighted` while no more than `front` blocks are distinct.
+    more on prefix chains (mean error at 10 % on the traces of docs/estimators.md 0.0034 to 0.0036, but 0.010 on RAGPulse and 0.08 on Zipf
+    1.0, where `adj` has 0.005 and 0.008). Equal to `weighted` while no more than `front` blocks are distinct.
     Raises `ValueError` for a rate outside (0, 1] or a slide outside [0, 1].
     Cost: one probe and a tree walk or two a block, since all pass the front; memory O(front + rate * blocks).
     """

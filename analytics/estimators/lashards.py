@@ -38,7 +38,8 @@ def lashards(
     """Curve by SHARDS whose rate is set after every `window_blocks` references so that a window like it would touch `keys` sampled blocks.
 
     The rate stays between `rate_min` and 1 and starts at 1; equal to exact where no window touches more than `keys` distinct blocks. `adj`
-    as in `shards`: the weight of what was sampled at each moment against the whole. Raises `ValueError` for a rate outside (0, 1].
+    as in `shards` (mean error on the traces of docs/estimators.md 0.005 to 0.013, worst draw 0.03): the weight of what was sampled at each
+    moment against the whole. Raises `ValueError` for a rate outside (0, 1].
     Cost: one hash a block, O(log) a sampled one, one pass over the tracked where the rate falls; memory O(tracked).
     """
     (index, count, share), floor, salt = folding(fold), threshold_of(rate_min), salt_of(seed)
