@@ -14,6 +14,7 @@ from analytics.fleet.lab import fleet_for
 from analytics.fleet.replay import replay
 from analytics.fleet.routers import ROUTERS, RouterSpec
 from analytics.fleet.workload import Workload, concat
+from bench import policies
 from bench.timing import best_of, took
 from ingest.errors import UsageError
 from ingest.sources import read_trace
@@ -24,8 +25,11 @@ INSTANCES = 16
 
 
 def run(trace: str | None = None, limit: int | None = None) -> dict[str, Any]:
-    """What each half of the lab gets through; see `fleet_replay`. Raises `UsageError` when the trace is not there."""
-    return fleet_replay(trace, limit)
+    """What each half of the lab gets through: `fleet_replay`, and under `policy_speed` the simulators of one cache beside libcachesim.
+
+    `limit` requests of the trace, and as many accesses. Raises `UsageError` when the trace is not there or libcachesim is not installed.
+    """
+    return {**fleet_replay(trace, limit), "policy_speed": policies.run(None, limit)}
 
 
 def fleet_replay(trace: str | None = None, limit: int | None = None, goes: int = 3) -> dict[str, Any]:

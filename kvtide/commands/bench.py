@@ -18,7 +18,7 @@ BENCHES = {
     "shard": ("bench.shard", "Shard blocks/s on an agent trace, beside a per-block Fenwick tree."),
     "curves": ("bench.curves", "Exact curve blocks/s on an agent trace, beside Olken, libcachesim and the memory's own speed."),
     "billion": ("bench.billion", "Resident memory over a billion accesses of endless new content, through a stack of bounded depth."),
-    "lab": ("bench.lab", "Requests/s of the compiled replay of a 16-instance fleet for every router, beside the event-driven emulator."),
+    "lab": ("bench.lab", "Requests/s of a compiled 16-instance fleet for every router; policies' accesses/s beside libcachesim."),
     "pipeline": ("bench.pipeline", "Records/s through Kafka, Faust and ClickHouse, beside a bare consume-and-decode."),
 }
 
