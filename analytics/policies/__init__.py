@@ -47,12 +47,13 @@ class Policy:
 
     `walk(trace, cursor, capacity, **parameters)` goes through a trace in either form (`analytics.policies.cursor` says what they are);
     `fill(ids, n_ids, capacity, hits)` is the plain form made fast, equal to it hit for hit, where there is one. `needs` names the columns
-    of a trace without which the policy falls back to what its docstring says.
+    of a trace without which the policy falls back to what its docstring says; `sized`: its plain form takes a trace with sizes.
     """
 
     walk: Walk | None = None
     fill: Fill | None = None
     needs: tuple[str, ...] = ()
+    sized: bool = False
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
@@ -76,8 +77,9 @@ class Policy:
     def replay(self, trace: Trace, capacity: int, form: Form = "prefix", **parameters: float) -> Bools:
         """Hits bool[blocks] of a trace in one form; in the prefix form all of them are prefix-contiguous.
 
-        Raises `ValueError` for an unknown form, a negative capacity, or, in the prefix form, hashes that do not commit to their prefix
-        (a block behind two different ones). Cost: O(blocks), most policies 10 to 60 M/s.
+        Where the trace has sizes, in the plain form of a `sized` policy, `capacity` is in their unit, and so are shares of it.
+        Raises `ValueError` for an unknown form, a negative capacity, sizes below 1 or where they do not go, or, in the prefix form, hashes
+        that do not commit to their prefix (a block behind two different ones). Cost: O(blocks), most policies 10 to 60 M/s.
         """
         if form not in FORMS:
             raise ValueError(f"form {form!r} is unknown; choose plain or prefix")
@@ -86,10 +88,18 @@ class Policy:
             raise ValueError("a block stands behind two different blocks: these hashes do not commit to their prefix, use the plain form")
         if self.walk is None:
             raise ValueError("this policy has no prefix-safe form")
-        cursor = new_cursor(trace, min(capacity, trace.parent.size), FORMS[form])
+        total = trace.parent.size if trace.sizes is None else self._total(trace, trace.sizes, form)
+        cursor = new_cursor(trace, min(capacity, total), FORMS[form])
         if capacity and trace.ids.size:
             self.walk(trace, cursor, min(capacity, trace.parent.size), **parameters)
         return cursor.hits
+
+    def _total(self, trace: Trace, sizes: I64, form: Form) -> int:
+        if not self.sized or form != "plain":
+            raise ValueError("this policy counts blocks in this form; sizes go with the plain form of fifo, lru, sieve and others alike")
+        if sizes.shape != trace.parent.shape or (sizes.size and sizes.min() < 1):
+            raise ValueError("sizes must be one number from 1 for each dense id")
+        return int(sizes.sum())
 
 
 def _check(ids: I32, n_ids: int, capacity: int) -> None:
@@ -100,18 +110,18 @@ def _check(ids: I32, n_ids: int, capacity: int) -> None:
 
 
 POLICIES: dict[str, Policy] = {
-    "fifo": Policy(lists.fifo, fifo),
-    "lru": Policy(lists.lru, lru),
-    "lfu": Policy(frequent.lfu, lfu),
-    "lfuda": Policy(frequent.lfuda),
-    "gdsf": Policy(frequent.gdsf),
+    "fifo": Policy(lists.fifo, fifo, sized=True),
+    "lru": Policy(lists.lru, lru, sized=True),
+    "lfu": Policy(frequent.lfu, lfu, sized=True),
+    "lfuda": Policy(frequent.lfuda, sized=True),
+    "gdsf": Policy(frequent.gdsf, sized=True),
     "2q": Policy(segments.two_q, two_q),
-    "arc": Policy(segments.arc, arc),
-    "sieve": Policy(lazy.sieve, sieve),
+    "arc": Policy(segments.arc, arc, sized=True),
+    "sieve": Policy(lazy.sieve, sieve, sized=True),
     "delay_lru": Policy(lazy.delay_lru),
     "d_fr": Policy(lazy.d_fr),
     "age": Policy(lazy.age),
-    "s3fifo": Policy(small_main.s3fifo, s3fifo),
+    "s3fifo": Policy(small_main.s3fifo, s3fifo, sized=True),
     "s4fifo": Policy(small_main.s4fifo),
     "lirs": Policy(lirs.lirs),
     "w_tinylfu": Policy(tinylfu.w_tinylfu),
@@ -135,7 +145,7 @@ POLICIES: dict[str, Policy] = {
     "lpc": Policy(prefix_aware.lpc, needs=("session",)),
     "kvflow": Policy(prefix_aware.kvflow, needs=("workflow",)),
     "cached_attention": Policy(prefix_aware.cached_attention, needs=("session",)),
-    "belady": Policy(belady_walk, belady),
+    "belady": Policy(belady_walk, belady, sized=True),
 }
 
 

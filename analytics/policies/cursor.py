@@ -17,6 +17,9 @@ A policy's kernel is a loop over `advance`:
         ...insert key...
 
 A queue passes over what is held by appending it again: there is always a resident key that is not.
+
+*Sizes*, in the plain form alone: a trace may give each dense id one (bytes, say). Then the capacity, `SIZE` and the shares of queues count
+those, and an object larger than the capacity is passed by. Without them a block counts one.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analytics.fleet.workload import Workload
-from analytics.policies.queues import kernel
+from analytics.policies.queues import kernel, size_of
 
 Bools = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
@@ -35,15 +38,17 @@ I64 = npt.NDArray[np.int64]
 
 PLAIN, PREFIX = 0, 1
 # Scalars of a cursor: form, capacity in blocks, resident blocks, index of the access, its request and position in the chain, the dense id
-# asked for, whether it is resident, accesses of the request still to come (prefix form), blocks of it that are looked at, accesses done.
-FORM, CAPACITY, SIZE, INDEX, REQUEST, POSITION, KEY, HIT, LEFT, LIMIT, CLOCK, SCALARS = range(12)
+# asked for, whether it is resident, accesses of the request still to come (prefix form), blocks of it that are looked at, accesses done,
+# the size of the id asked for.
+FORM, CAPACITY, SIZE, INDEX, REQUEST, POSITION, KEY, HIT, LEFT, LIMIT, CLOCK, INCOMING, SCALARS = range(13)
 
 
 class Trace(NamedTuple):
     """Requests as kernels read them; codes are -1 where unknown.
 
     `ids` int32[blocks] dense, `offsets` int64[requests+1] · per request: `ts_us`, `prompt_tokens` int64, `tenant`, `session`, `category`
-    (type), `turn` (from 1, 0 unknown) int32 · per dense id: `parent` (-1 for a head) and `depth` int32 · `block_size` tokens.
+    (type), `turn` (from 1, 0 unknown) int32 · per dense id: `parent` (-1 for a head), `depth` int32, `sizes` int64 from 1 (None: all one)
+    · `block_size` tokens.
     """
 
     ids: I32
@@ -57,6 +62,7 @@ class Trace(NamedTuple):
     parent: I32
     depth: I32
     block_size: int
+    sizes: I64 | None = None
 
 
 class Cursor(NamedTuple):
@@ -113,7 +119,7 @@ def parents(ids: I32, offsets: I64, n_ids: int) -> I32:
 def new_cursor(trace: Trace, capacity: int, form: int) -> Cursor:
     """An empty cache before the first access. Memory: 5 B a dense id and 1 B an access."""
     at = np.zeros(SCALARS, np.int64)
-    at[FORM], at[CAPACITY], at[INDEX], at[REQUEST] = form, capacity, -1, -1
+    at[FORM], at[CAPACITY], at[INDEX], at[REQUEST], at[INCOMING] = form, capacity, -1, -1, 1
     n_ids = trace.parent.size
     return Cursor(at, np.zeros(n_ids, np.bool_), np.zeros(n_ids, np.int32), np.zeros(trace.ids.size, np.bool_))
 
@@ -121,14 +127,14 @@ def new_cursor(trace: Trace, capacity: int, form: int) -> Cursor:
 @kernel
 def full(cursor: Cursor) -> bool:
     """Whether a block must leave before another may enter."""
-    return cursor.at[SIZE] >= cursor.at[CAPACITY]
+    return cursor.at[SIZE] + cursor.at[INCOMING] > cursor.at[CAPACITY]
 
 
 @kernel
 def enter(cursor: Cursor, trace: Trace, key: int) -> None:
     """Book a block in; in the prefix form it holds its parent, and the running request holds it."""
     cursor.resident[key] = True
-    cursor.at[SIZE] += 1
+    cursor.at[SIZE] += size_of(trace.sizes, key)
     if cursor.at[FORM] == PREFIX:
         cursor.held[key] += 1
         if trace.parent[key] >= 0:
@@ -139,7 +145,7 @@ def enter(cursor: Cursor, trace: Trace, key: int) -> None:
 def leave(cursor: Cursor, trace: Trace, key: int) -> None:
     """Book a block out. In the prefix form it must not be held."""
     cursor.resident[key] = False
-    cursor.at[SIZE] -= 1
+    cursor.at[SIZE] -= size_of(trace.sizes, key)
     if cursor.at[FORM] == PREFIX and trace.parent[key] >= 0:
         cursor.held[trace.parent[key]] -= 1
 
@@ -152,6 +158,8 @@ def advance(cursor: Cursor, trace: Trace) -> bool:
     if at[FORM] == PREFIX:
         return _advance_prefix(cursor, trace)
     at[INDEX] += 1
+    while at[INDEX] < trace.ids.size and size_of(trace.sizes, trace.ids[at[INDEX]]) > at[CAPACITY]:
+        at[INDEX] += 1
     if at[INDEX] == trace.ids.size:
         return False
     while at[REQUEST] < 0 or at[INDEX] >= trace.offsets[at[REQUEST] + 1]:
@@ -159,6 +167,7 @@ def advance(cursor: Cursor, trace: Trace) -> bool:
     at[POSITION] = at[INDEX] - trace.offsets[at[REQUEST]]
     at[KEY] = trace.ids[at[INDEX]]
     at[HIT] = cursor.resident[at[KEY]]
+    at[INCOMING] = size_of(trace.sizes, at[KEY])
     cursor.hits[at[INDEX]] = at[HIT]
     return True
 

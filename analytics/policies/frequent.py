@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from analytics.policies.cursor import CLOCK, FORM, HIT, KEY, PLAIN, REQUEST, Cursor, Trace, advance, enter, full, leave
 from analytics.policies.free import Heap, discard, freed_by_turn, freed_parent, least_free, make_heap, push
-from analytics.policies.queues import kernel
+from analytics.policies.queues import kernel, size_of
 
 I32 = npt.NDArray[np.int32]
 
@@ -30,11 +30,13 @@ def lfu(trace: Trace, cursor: Cursor, capacity: int) -> None:
 def gdsf(trace: Trace, cursor: Cursor, capacity: int, per_position: float = 0.0) -> None:
     """Greedy dual size frequency: uses times cost over size, on top of the last victim's value at the block's last use.
 
-    Blocks have one size. `per_position` is what a block's prefill costs more than that of the block before it, relative to the head's
-    (cost = 1 + per_position * position): 0 counts blocks, b/a * block_size prefill seconds. Source: Cherkasova, HPL-98-69R1, 1998.
+    `per_position` is what a block's prefill costs more than that of the block before it, relative to the head's
+    (cost = 1 + per_position * position): 0 counts blocks, b/a * block_size prefill seconds. With sizes values are millionths, as
+    libCacheSim has them: what rounds to a tie differs by the unit. Source: Cherkasova, HPL-98-69R1, 1998.
     """
     n_ids = trace.parent.size
-    _gdsf(trace, cursor, make_heap(n_ids, capacity), np.zeros(n_ids, np.int32), per_position)
+    unit = 1.0 if trace.sizes is None else 1e6
+    _gdsf(trace, cursor, make_heap(n_ids, capacity), np.zeros(n_ids, np.int32), per_position, unit)
 
 
 @kernel
@@ -59,7 +61,7 @@ def _by_count(trace: Trace, cursor: Cursor, heap: Heap, aging: bool) -> None:
 
 
 @kernel
-def _gdsf(trace: Trace, cursor: Cursor, heap: Heap, uses: I32, per_position: float) -> None:
+def _gdsf(trace: Trace, cursor: Cursor, heap: Heap, uses: I32, per_position: float, unit: float) -> None:
     inflation, before = 0.0, -1
     while advance(cursor, trace):
         key = cursor.at[KEY]
@@ -71,7 +73,7 @@ def _gdsf(trace: Trace, cursor: Cursor, heap: Heap, uses: I32, per_position: flo
             enter(cursor, trace, key)
             uses[key] = 0
         uses[key] += 1
-        _value(cursor, heap, key, inflation + uses[key] * (1.0 + per_position * trace.depth[key]))
+        _value(cursor, heap, key, inflation + uses[key] * unit * (1.0 + per_position * trace.depth[key]) / size_of(trace.sizes, key))
 
 
 @kernel

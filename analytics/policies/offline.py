@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from analytics.policies.cursor import Cursor, Trace
+from analytics.policies.cursor import CAPACITY, Cursor, Trace
 from analytics.policies.queues import kernel
 
 Bools = npt.NDArray[np.bool_]
@@ -29,8 +29,16 @@ def belady(ids: I32, n_ids: int, capacity: int, hits: Bools) -> None:
 
 
 def belady_walk(trace: Trace, cursor: Cursor, capacity: int) -> None:
-    """MIN in either form: it keeps a block at least as long as those behind it, whose next uses come later, so both are one."""
-    belady(trace.ids, trace.parent.size, capacity, cursor.hits)
+    """MIN in either form: it keeps a block at least as long as those behind it, whose next uses come later, so both are one.
+
+    With sizes it is no optimum: whatever fits is stored, in the place of those whose next uses are farthest, as libCacheSim has it.
+    """
+    if trace.sizes is None:
+        belady(trace.ids, trace.parent.size, capacity, cursor.hits)
+        return
+    following = np.empty(trace.ids.size, np.int32)
+    _next_uses(trace.ids, following, np.full(trace.parent.size, trace.ids.size, np.int32))
+    _belady_sized(trace.ids, trace.sizes, int(cursor.at[CAPACITY]), cursor.hits, following, *_empty_set(trace.ids.size))
 
 
 @kernel
@@ -47,6 +55,25 @@ def _belady(ids: I32, capacity: int, hits: Bools, following: I32, uses: U64, sta
         if resident > capacity:
             _drop(uses, starts, _highest(uses, starts))
             resident -= 1
+
+
+@kernel
+def _belady_sized(ids: I32, sizes: I64, capacity: int, hits: Bools, following: I32, uses: U64, starts: I64) -> None:
+    """What is never used again takes no room: it would be the first to go."""
+    taken = 0
+    for i in range(ids.size):
+        size = sizes[ids[i]]
+        hits[i] = _has(uses, i)
+        if hits[i]:
+            _drop(uses, starts, i)
+            taken -= size
+        while taken + size > capacity >= size:
+            victim = _highest(uses, starts)
+            _drop(uses, starts, victim)
+            taken -= sizes[ids[victim]]
+        if following[i] < ids.size and size <= capacity:
+            _add(uses, starts, following[i])
+            taken += size
 
 
 @kernel

@@ -32,24 +32,32 @@ def kernel(function: Function) -> Function:
 
 class Queues(NamedTuple):
     """`entries` int32[QUEUES, room] · `ends` int64[QUEUES, ENDS] of FRONT, BACK, LIVE, and for `lists.front_free` STUCK and OVERDUE ·
-    `at` int32[n_ids] · `passed` bool[n_ids]: went from the front to the back because it was held.
+    `at` int32[n_ids] · `passed` bool[n_ids]: went from the front to the back because it was held · `sizes` as of a `Trace`; where there are
+    some, LIVE is their sum.
     """
 
     entries: I32
     ends: I64
     at: I32
     passed: npt.NDArray[np.bool_]
+    sizes: I64 | None = None
 
 
-def make_queues(n_ids: int, most_live: int) -> Queues:
+def make_queues(n_ids: int, most_live: int, sizes: I64 | None = None) -> Queues:
     """Empty queues of which none ever holds more than `most_live` ids."""
     entries = np.empty((QUEUES, 4 * most_live + 64), np.int32)
-    return Queues(entries, np.zeros((QUEUES, ENDS), np.int64), np.full(n_ids, -1, np.int32), np.zeros(n_ids, np.bool_))
+    return Queues(entries, np.zeros((QUEUES, ENDS), np.int64), np.full(n_ids, -1, np.int32), np.zeros(n_ids, np.bool_), sizes)
+
+
+@kernel
+def size_of(sizes: I64 | None, key: int) -> int:
+    """Size of an id, one where there are none; compiled away there."""
+    return 1 if sizes is None else sizes[key]
 
 
 @kernel
 def length(queues: Queues, queue: int) -> int:
-    """Ids that stand in a queue."""
+    """Ids that stand in a queue, or the sum of their sizes."""
     return queues.ends[queue, LIVE]
 
 
@@ -63,7 +71,7 @@ def queue_of(queues: Queues, key: int) -> int:
 @kernel
 def remove(queues: Queues, key: int) -> None:
     """Take an id out of the queue in which it stands."""
-    queues.ends[queues.at[key] & (QUEUES - 1), LIVE] -= 1
+    queues.ends[queues.at[key] & (QUEUES - 1), LIVE] -= size_of(queues.sizes, key)
     queues.at[key] = -1
 
 
@@ -77,7 +85,7 @@ def append(queues: Queues, queue: int, key: int) -> None:
     queues.entries[queue, back] = key
     queues.at[key] = back * QUEUES + queue
     ends[queue, BACK] = back + 1
-    ends[queue, LIVE] += 1
+    ends[queue, LIVE] += size_of(queues.sizes, key)
     ends[queue, STUCK] = 0
     queues.passed[key] = False
 
@@ -91,7 +99,7 @@ def pop(queues: Queues, queue: int) -> int:
         front += 1
     key = queues.entries[queue, front]
     ends[queue, FRONT] = front + 1
-    ends[queue, LIVE] -= 1
+    ends[queue, LIVE] -= size_of(queues.sizes, key)
     queues.at[key] = -1
     return key
 

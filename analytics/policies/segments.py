@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analytics.policies.cursor import HIT, KEY, Cursor, Trace, advance, full
+from analytics.policies.cursor import CAPACITY, HIT, INCOMING, KEY, Cursor, Trace, advance, full
 from analytics.policies.lists import depart, store, take_free
 from analytics.policies.queues import Queues, append, kernel, length, make_queues, pop, queue_of, remember, remove
 from analytics.policies.recency import B1, B2, HOT, IN, IN_SHARE, OUT, OUT_SHARE, T1, T2
@@ -50,7 +50,7 @@ def arc(trace: Trace, cursor: Cursor, capacity: int) -> None:
 
     Source: Megiddo and Modha, FAST 2003.
     """
-    _arc(trace, cursor, make_queues(trace.parent.size, 2 * capacity), capacity)
+    _arc(trace, cursor, make_queues(trace.parent.size, 2 * capacity, trace.sizes), int(cursor.at[CAPACITY]))
 
 
 @kernel
@@ -64,11 +64,9 @@ def _arc(trace: Trace, cursor: Cursor, queues: Queues, capacity: int) -> None:
         elif queue == B2:
             target = max(0.0, target - max(1.0, length(queues, B1) / length(queues, B2)))
         if not cursor.at[HIT]:
-            # A cold miss with T1 the whole cache leaves no ghost; otherwise one ghost goes first where the lists are at their bounds.
-            no_ghost = queue < 0 and length(queues, T1) == capacity
-            if queue < 0 and not no_ghost:
-                _trim_ghosts(queues, capacity)
             while full(cursor):
+                # A cold miss with T1 the whole cache leaves no ghost; otherwise one ghost goes first where the lists are at their bounds.
+                no_ghost = queue < 0 and not _trim_ghosts(queues, capacity, cursor.at[INCOMING])
                 _replace(trace, cursor, queues, target, queue == B2, no_ghost)
             if queue >= 0:
                 remove(queues, key)
@@ -79,17 +77,21 @@ def _arc(trace: Trace, cursor: Cursor, queues: Queues, capacity: int) -> None:
 
 
 @kernel
-def _trim_ghosts(queues: Queues, capacity: int) -> None:
-    if length(queues, B1) > 0 and length(queues, T1) + length(queues, B1) >= capacity:
+def _trim_ghosts(queues: Queues, capacity: int, incoming: int) -> bool:
+    """Keep to the bounds of the ghosts; false where T1 alone is at its own."""
+    if length(queues, T1) + length(queues, B1) + incoming > capacity:
+        if length(queues, B1) == 0:
+            return False
         pop(queues, B1)
     elif length(queues, B2) > 0 and length(queues, T1) + length(queues, T2) + length(queues, B1) + length(queues, B2) >= 2 * capacity:
         pop(queues, B2)
+    return True
 
 
 @kernel
 def _replace(trace: Trace, cursor: Cursor, queues: Queues, target: float, in_b2: bool, no_ghost: bool) -> None:
     recent = length(queues, T1)
-    recent_first = recent > 0 and (recent > target or (in_b2 and recent == target) or length(queues, T2) == 0)
+    recent_first = no_ghost or recent > 0 and (recent > target or (in_b2 and recent == target) or length(queues, T2) == 0)
     queue = T1 if recent_first else T2
     key = take_free(cursor, queues, queue)
     if key < 0:

@@ -11,7 +11,7 @@ from analytics.policies.cursor import CAPACITY, FORM, HIT, KEY, REQUEST, Cursor,
 from analytics.policies.fifos import GHOST, GHOST_SHARE, MAIN, MAX_FREQUENCY, SMALL, SMALL_SHARE, TO_MAIN
 from analytics.policies.free import freed_parent
 from analytics.policies.lists import depart, overdue, pass_over
-from analytics.policies.queues import QUEUES, Queues, append, kernel, length, make_queues, pop, queue_of, remove
+from analytics.policies.queues import QUEUES, Queues, append, kernel, length, make_queues, pop, queue_of, remove, size_of
 
 I8 = npt.NDArray[np.int8]
 I64 = npt.NDArray[np.int64]
@@ -59,8 +59,9 @@ def s4fifo(trace: Trace, cursor: Cursor, capacity: int, margin: float = 0.005) -
 
 def _replay(trace: Trace, cursor: Cursor, capacity: int, settings: list[tuple[float, float, float, int, int]], change_at: int) -> None:
     """Walk with the first setting, from request `change_at` on with the last."""
-    knobs = np.array([_blocks(capacity, *setting) for setting in settings], np.int64)
-    queues = make_queues(trace.parent.size, max(capacity, int(knobs[:, GHOST_ROOM].max())))
+    knobs = np.array([_blocks(int(cursor.at[CAPACITY]), *setting) for setting in settings], np.int64)
+    most = max(capacity, min(int(knobs[:, GHOST_ROOM].max()), trace.parent.size))
+    queues = make_queues(trace.parent.size, most, trace.sizes)
     frequency, born = np.full(trace.parent.size, -1, np.int8), np.zeros(trace.parent.size, np.int64)
     # Request at which a queue was found to hold nothing that may leave: until the next one, only a child's leaving can change that.
     stuck = np.full(QUEUES, -1, np.int64)
@@ -102,9 +103,9 @@ def _evict(trace: Trace, cursor: Cursor, queues: Queues, frequency: I8, stuck: I
     key = _from_main(cursor, queues, frequency, stuck) if main_first else -1
     if key < 0:
         key = _from_small(cursor, queues, frequency, stuck, now[FROM_SMALL])
-        while key >= 0 and length(queues, GHOST) > 0 and length(queues, GHOST) >= now[GHOST_ROOM]:
+        while key >= 0 and length(queues, GHOST) > 0 and length(queues, GHOST) + size_of(trace.sizes, key) > now[GHOST_ROOM]:
             pop(queues, GHOST)
-        if key >= 0 and now[GHOST_ROOM] > 0:
+        if key >= 0 and now[GHOST_ROOM] >= size_of(trace.sizes, key):
             append(queues, GHOST, key)
     if key < 0:
         key = _from_main(cursor, queues, frequency, stuck)
@@ -146,6 +147,8 @@ def _from_small(cursor: Cursor, queues: Queues, frequency: I8, stuck: I64, thres
         remove(queues, key)
         return key
     for _ in range(length(queues, SMALL) if stuck[SMALL] != cursor.at[REQUEST] else 0):
+        if length(queues, SMALL) == 0:
+            break
         key = pop(queues, SMALL)
         if frequency[key] >= threshold:
             frequency[key] = 0
