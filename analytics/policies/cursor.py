@@ -158,8 +158,7 @@ def advance(cursor: Cursor, trace: Trace) -> bool:
     if at[FORM] == PREFIX:
         return _advance_prefix(cursor, trace)
     at[INDEX] += 1
-    while at[INDEX] < trace.ids.size and size_of(trace.sizes, trace.ids[at[INDEX]]) > at[CAPACITY]:
-        at[INDEX] += 1
+    _measure(at, trace.ids, trace.sizes)
     if at[INDEX] == trace.ids.size:
         return False
     while at[REQUEST] < 0 or at[INDEX] >= trace.offsets[at[REQUEST] + 1]:
@@ -167,9 +166,18 @@ def advance(cursor: Cursor, trace: Trace) -> bool:
     at[POSITION] = at[INDEX] - trace.offsets[at[REQUEST]]
     at[KEY] = trace.ids[at[INDEX]]
     at[HIT] = cursor.resident[at[KEY]]
-    at[INCOMING] = size_of(trace.sizes, at[KEY])
     cursor.hits[at[INDEX]] = at[HIT]
     return True
+
+
+@kernel
+def _measure(at: I64, ids: I32, sizes: I64 | None) -> None:
+    """Where there are sizes, take that of the access, past those larger than the cache."""
+    if sizes is not None:
+        while at[INDEX] < ids.size and sizes[ids[at[INDEX]]] > at[CAPACITY]:
+            at[INDEX] += 1
+        if at[INDEX] < ids.size:
+            at[INCOMING] = sizes[ids[at[INDEX]]]
 
 
 @kernel
