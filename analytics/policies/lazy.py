@@ -1,4 +1,4 @@
-"""Policies that promote late or not at all, in both forms: SIEVE, Delay-LRU, D-FR and AGE."""
+"""Policies that promote late or not at all, in both forms: SIEVE, Clock, Delay-LRU, D-FR and AGE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-DELAY_LRU, D_FR, AGE = range(3)
+DELAY_LRU, D_FR, AGE, CLOCK_BIT = range(4)
 MAX_COUNT = 3  # two bits
 
 
@@ -54,6 +54,14 @@ def _sieve(trace: Trace, cursor: Cursor, queue: I32, state: U8) -> None:
         state[key] = RESIDENT
         end += 1
         enter(cursor, trace, key)
+
+
+def clock(trace: Trace, cursor: Cursor, capacity: int) -> None:
+    """Clock, or FIFO-reinsertion with one bit: a block hit since it was last at the front goes to the back once.
+
+    Source: Corbato, MIT Project MAC, 1968.
+    """
+    _lazy(trace, cursor, make_queues(trace.parent.size, capacity), *_marks(trace), CLOCK_BIT, 0.0)
 
 
 def delay_lru(trace: Trace, cursor: Cursor, capacity: int, delay: float = 0.1) -> None:
@@ -100,6 +108,8 @@ def _lazy(trace: Trace, cursor: Cursor, queues: Queues, count: I32, mark: I64, r
             count[key], mark[key] = 0, cursor.at[CLOCK] if rule == AGE else inserted
         elif rule == AGE:
             count[key], mark[key] = 1, cursor.at[CLOCK]
+        elif rule == CLOCK_BIT:
+            count[key] = 1
         elif inserted - mark[key] > delay:
             mark[key] = inserted
             if rule == D_FR:
