@@ -109,7 +109,8 @@ def test_two_members_and_one_give_the_rows_of_the_plain_loop(kafka: str, topic: 
     sink = KafkaSink(kafka, topic)
     batcher = Batcher(sink, 8, max_rows=40, linger_s=4.0)
     with _second_store(embedded, "one") as (one, one_url), _second_store(embedded, "two") as (two, two_url):
-        config = _config(kafka, topic, two_url, until_end=False)
+        # Nobody dies here: the default session timeout, so that a starved machine turns no member out of the group.
+        config = _config(kafka, topic, two_url, until_end=False, session_timeout_s=AppConfig.session_timeout_s)
         with Group(config) as first, Group(config) as second:
             for event in made[: len(made) // 2]:
                 batcher.add(event)
